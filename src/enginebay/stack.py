@@ -135,11 +135,20 @@ class AsyncStack:
                 yield event.text
 
     async def events(
-        self, prompt: Prompt, *, raw: bool = False, lora: str | None = None, **sampling: Any
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        lora: str | None = None,
+        allow_special_tokens: bool | None = None,
+        **sampling: Any,
     ) -> AsyncIterator[Delta | Done]:
-        """Yield all engine events: deltas with token ids and logprobs, then `Done` with usage and timing."""
+        """Yield all engine events: deltas with token ids and logprobs, then `Done` with usage and timing.
+
+        `allow_special_tokens`: text that spells a control token becomes it; default: in a raw prompt, not in a chat.
+        """
         request = self.build_request(prompt, raw=raw, lora=lora, **sampling)
-        stream = self.worker.generate(request)
+        stream = self.worker.generate(request, allow_special_tokens=allow_special_tokens)
         try:
             async for event in stream:
                 yield event

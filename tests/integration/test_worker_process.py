@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from enginebay.contract import Delta, GenerateRequest, Load, Sampling
@@ -291,3 +292,35 @@ async def test_a_closed_client_takes_no_requests(launch: Callable[..., WorkerLau
                     pass
     finally:
         await worker.close()
+
+
+@pytest.mark.parametrize("standby", [False, True])
+async def test_a_worker_gets_no_secrets_of_the_server(
+    launch: Callable[..., WorkerLaunch], monkeypatch: pytest.MonkeyPatch, standby: bool
+) -> None:
+    for name in ("HF_TOKEN", "ENGINEBAY_ADMIN_KEY", "AWS_SECRET_ACCESS_KEY", "SOME_VARIABLE", "THEIRS_API_KEY"):
+        monkeypatch.setenv(name, "secret")
+    for name in ("OMP_NUM_THREADS", "THEIRS_MODE"):
+        monkeypatch.setenv(name, "3")
+    plan = replace(launch(), env_prefixes=("THEIRS_",), variables={"MINE": "value"})
+    worker = await (WorkerProcess.start_standby(plan) if standby else WorkerProcess.start(plan))
+    try:
+        inherited = psutil.Process(worker.pid).environ()
+    finally:
+        await worker.close()
+    assert "secret" not in inherited.values()
+    wanted = {"OMP_NUM_THREADS": "3", "THEIRS_MODE": "3", "MINE": "value", "PATH": os.environ["PATH"]}
+    assert wanted.items() <= inherited.items()
+
+
+async def test_an_aborted_load_is_one_clear_error(launch: Callable[..., WorkerLaunch], tmp_path: Path) -> None:
+    """As libraries do for a damaged file."""
+    (tmp_path / "aborting.py").write_text(
+        "import os\n\nclass Engine:\n    def __init__(self, load):\n        os.abort()\n"
+    )
+    plan = launch()
+    load = replace(plan.load, engine="aborting:Engine", path="/models/damaged.gguf")
+    plan = replace(plan, load=load, environment={"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(LoadFailed, match=r"the fake worker exited while loading toy \(signal SIGABRT\)") as caught:
+        await WorkerProcess.start(plan)
+    assert str(plan.log) in caught.value.hint

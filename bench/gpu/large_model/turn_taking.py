@@ -10,6 +10,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from bench.gpu.systems_under_test import BayServe, OfflineVllm, ServerSystem, SystemUnderTest
+from enginebay.util.http_policy import build_token_headers
 
 # Lets `LLM` sleep without its weights. The rest matches ours, so that both share vLLM's compile cache.
 OFFLINE_SETTINGS: Mapping[str, Any] = {
@@ -70,8 +71,8 @@ class SleepableBay(BayServe):
 
     def _admin(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/admin/{path}", data, headers)
+        url = f"http://127.0.0.1:{self.port}/admin/{path}"
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json", **build_token_headers(url)})
         try:
             with urllib.request.urlopen(
                 request, timeout=_QUERY_TIMEOUT_S if body is None else _COMMAND_TIMEOUT_S

@@ -49,7 +49,7 @@ def read_manifest(folder: Path) -> Json:
         raise BundleError(
             f"no bundle in {folder}: {MANIFEST_FILE} is missing", "pass the folder with the bundle's parts"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error}", "copy it again") from None
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise BundleError(f"{path} was written by a newer Enginebay", "use the install.py in the bundle")
@@ -60,16 +60,38 @@ def read_manifest(folder: Path) -> Json:
         missing = [key for key in ("platform", "arch", "python") if key not in content["target"]]
         missing += [key for key in ("version", "packages") if key not in content["bay"]]
         missing += [name for name in content["bay"].get("packages", ()) if name not in paths]
+        missing += [name for engine in content["engines"] for name in engine["packages"] if name not in paths]
         safe = all(map(_is_plain_name, names)) and all(map(is_inside, paths))
+        invalid = _find_invalid_records(content)
     except (KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{path} is incomplete: {error}", "copy it again") from None
-    if missing:
-        raise BundleError(f"{path} is incomplete: it lacks {', '.join(missing)}", "copy it again")
     if not safe:
         raise BundleError(
             f"{path} refers to files outside the bundle", "do not use it: `bay bundle create` did not write it"
         )
+    if missing:
+        raise BundleError(f"{path} is incomplete: it lacks {', '.join(map(str, missing))}", "copy it again")
+    if invalid:
+        raise BundleError(f"{path} is corrupt: invalid entries for {', '.join(invalid[:5])}", "copy it again")
     return dict(content)
+
+
+def _find_invalid_records(content: Json) -> list[str]:
+    """Return the names of entries whose size, offset, hash or text has another type."""
+    files = [package["file"] for package in content["packages"]]
+    files += [file for model in content["models"] for file in model["files"]]
+    parts = [*content["parts"], content["bootstrap"]]
+    invalid = [str(part["file"]) for part in parts if not _is_record(part, ("size",))]
+    invalid += [str(file["path"]) for file in files if not _is_record(file, ("size", "offset"))]
+    invalid += ["a model" for model in content["models"] if not isinstance(model["manifest"].get("name"), str)]
+    return invalid + [f"target.{key}" for key, value in content["target"].items() if not isinstance(value, str)]
+
+
+def _is_record(record: Json, numbers: Sequence[str]) -> bool:
+    """Return whether a record of a file has a hash and these whole numbers."""
+    values = [record[name] for name in numbers]
+    is_sized = all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
+    return is_sized and isinstance(record["sha256"], str)
 
 
 def _is_plain_name(name: str) -> bool:

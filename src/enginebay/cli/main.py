@@ -100,6 +100,7 @@ def _run_command(name: str, args: list[str]) -> int:
     from enginebay.cli.output.console import print_error
     from enginebay.cli.termination import EXIT_INTERRUPTED, TerminationHandler
     from enginebay.errors import EnginebayError
+    from enginebay.util.paths import prepare_home
 
     # Newer versions of Typer vendor click, so its exceptions are found through the names that Typer exports.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -107,6 +108,8 @@ def _run_command(name: str, args: list[str]) -> int:
     try:
         command = typer.main.get_command(import_command(name).app)
         termination.install()
+        if "--help" not in args:
+            prepare_home()
         result = command.main(args=args, prog_name=f"bay {name}", standalone_mode=False)
         return termination.exit_code(result) if isinstance(result, int) else 0
     except EnginebayError as error:

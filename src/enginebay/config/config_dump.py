@@ -48,7 +48,8 @@ def build_effective_tree(config: Config) -> EntryTree:
 def to_yaml(config: Config) -> str:
     """Render YAML with the origin of each value as a comment."""
     notes = {warning.key: warning.message for warning in config.warnings}
-    return "\n".join(_format_lines(build_effective_tree(config), notes, "")) + "\n"
+    untrusted = () if config.trusted else (f"# {config.path} is not trusted; see `bay config trust --help`",)
+    return "\n".join((*untrusted, *_format_lines(build_effective_tree(config), notes, ""))) + "\n"
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def to_json(config: Config) -> dict[str, Any]:
     tree = build_effective_tree(config)
     return {
         "file": None if config.path is None else str(config.path),
+        "trusted": config.trusted,
         "config": _to_plain_values(tree),
         "origins": dict(_iter_origins(tree)),
         "warnings": [

@@ -10,13 +10,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem, ProblemCollector, merge
+from enginebay.config.entries.config_entry import (
+    ConfigEntry,
+    ConfigProblem,
+    ProblemCollector,
+    find_untrusted_file,
+    merge,
+)
 from enginebay.config.layers.canonical_keys import canonicalize
 from enginebay.config.layers.layer_sources import (
     build_flag_layer,
     build_preset_layer,
     build_sweep_layer,
     find_config_file,
+    is_found_locally,
     read_environment_layer,
     read_file_layer,
 )
@@ -153,9 +160,10 @@ def validate_config(
     known_keys = ConfigKeys(_installed_specs() if specs is None else specs)
     problems = ProblemCollector()
     chosen = None if preset is None else find_preset(preset)
-    file = find_config_file(path, environ)
+    file, needs_trust = find_config_file(path, environ), is_found_locally(path, environ)
+    file_layer = read_file_layer(file, problems, needs_trust)
     root = canonicalize(build_preset_layer(chosen), known_keys, problems)
-    root = merge(root, _drop_auto_engine(canonicalize(read_file_layer(file, problems), known_keys, problems), chosen))
+    root = merge(root, _drop_auto_engine(canonicalize(file_layer, known_keys, problems), chosen))
     for layer in (
         read_environment_layer(environ, problems),
         build_flag_layer(flags, problems),
@@ -164,20 +172,22 @@ def validate_config(
         root = merge(root, canonicalize(layer, known_keys, problems))
     config = _ConfigBuilder(known_keys, problems, file).build(root.value)
     if SWEEP_KEY in config.entries and not changes:
-        problems.items += find_sweep_problems(
-            config.entries[SWEEP_KEY], partial(_validate_changes, known_keys=known_keys)
-        )
+        sweep = config.entries[SWEEP_KEY]
+        check = partial(_validate_changes, known_keys=known_keys, untrusted_file=find_untrusted_file(sweep))
+        problems.items += find_sweep_problems(sweep, check)
     warnings = [*_collect_warnings(config), *_find_unused_preset(config, chosen)]
     if strict:
         problems.items += warnings
-    config = replace(config, warnings=tuple(map(ConfigWarning.from_problem, warnings)))
+    config = replace(
+        config, warnings=tuple(map(ConfigWarning.from_problem, warnings)), trusted=file_layer.origin.trusted
+    )
     return ValidationResult(config, tuple(_sort_problems(dict.fromkeys(problems.items))))
 
 
-def _validate_changes(changes: Mapping[str, Any], known_keys: ConfigKeys) -> list[ConfigProblem]:
+def _validate_changes(changes: Mapping[str, Any], known_keys: ConfigKeys, untrusted_file: str) -> list[ConfigProblem]:
     """Return the problems of sweep changes on any engine and config: unknown keys and invalid values."""
     problems = ProblemCollector()
-    root = canonicalize(build_sweep_layer(changes, problems), known_keys, problems)
+    root = canonicalize(build_sweep_layer(changes, problems, untrusted_file), known_keys, problems)
     _ConfigBuilder(known_keys, problems, None).build(root.value)
     return problems.items
 

@@ -54,6 +54,8 @@ class ModelConfig:
     fallback_on: tuple[str, ...] = FALLBACK_TRIGGERS
     may_leave_host: bool = False
     smaller_on_out_of_memory: bool = False
+    env: Mapping[str, str | None] | None = field(default=None, repr=False)  # a value of None: passed on
+    allow_special_tokens: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     loras: Mapping[str, str] = field(default_factory=dict)
     entries: Mapping[str, ConfigEntry] = field(default_factory=dict, repr=False)
@@ -75,6 +77,9 @@ class Config:
     fleet: FleetConfig = field(default_factory=FleetConfig)
     warnings: tuple[ConfigWarning, ...] = ()
     path: Path | None = None
+    trusted: bool = (
+        True  # the file; false if it was found in the working directory and `bay config trust` does not know it
+    )
     specs: Mapping[str, EngineSpec] = field(default_factory=dict, repr=False)
     entries: Mapping[str, ConfigEntry] = field(
         default_factory=dict, repr=False

@@ -50,6 +50,8 @@ class Setting:
     native: str = ""  # the library's name for it, if the probe checks that it exists
     aliases: tuple[str, ...] = ()  # other spellings that a configuration may use, such as the library's own
     tune: tuple[Any, ...] = ()  # values worth comparing; `auto` in a sweep
+    sensitive: str = ""  # what it does that only a trusted configuration may: "names a secret", "runs code", ...
+    names_variable: bool = False  # the value is the name of an environment variable that the worker gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,7 @@ class EngineSpec:
     trims: tuple[TrimProfile, ...] = ()
     isolation: Isolation = Isolation.PROCESS
     patches: tuple[Patch, ...] = ()
+    env_prefixes: tuple[str, ...] = ()  # of environment variables that its workers get beside the common ones
 
     @property
     def needs_weights(self) -> bool:
@@ -217,7 +220,7 @@ class EngineSpec:
         known["presets"] = tuple(Preset(**value) for value in known.get("presets", ()))
         known["trims"] = tuple(TrimProfile(**value) for value in known.get("trims", ()))
         known["isolation"] = Isolation(known.get("isolation", Isolation.PROCESS))
-        for name in ("distributions", "formats", "aliases", "smaller"):
+        for name in ("distributions", "formats", "aliases", "smaller", "env_prefixes"):
             known[name] = tuple(known.get(name, ()))
         known["tasks"] = tuple(known.get("tasks", ("generate",)))
         known["patches"] = tuple(
@@ -240,7 +243,7 @@ def _parse_setting(value: Mapping[str, Any]) -> Setting:
     known["capability"] = _parse_capability(known["capability"])
     for name in ("choices", "aliases", "tune"):
         known[name] = tuple(known.get(name, ()))
-    return Setting(**known)
+    return Setting(**_select_fields(Setting, known))
 
 
 @dataclass(frozen=True, slots=True)

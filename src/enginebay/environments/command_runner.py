@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from collections import deque
@@ -12,6 +13,7 @@ from typing import TextIO
 
 from enginebay.errors import EnginebayError, FetchFailed
 from enginebay.util.child_processes import child_process, isolated_environment
+from enginebay.util.paths import open_log_file
 
 _TAIL_LINES = 6
 # These make pip install outside the new environment.
@@ -27,8 +29,7 @@ class CommandRunner:
 
     def open(self) -> None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._log = self.path.open("w", encoding="utf-8", errors="replace")
+            self._log = os.fdopen(open_log_file(self.path, append=False), "w", encoding="utf-8", errors="replace")
         except OSError as error:
             raise EnginebayError(f"{self.path} cannot be written: {error.strerror}") from None
 

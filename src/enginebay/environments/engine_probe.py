@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from enginebay import __version__
 from enginebay.contract import EngineSpec, Probe
 from enginebay.errors import EngineFailed
 from enginebay.util.atomic_file import read_json_object, write_json
-from enginebay.util.child_processes import child_process, isolated_environment
+from enginebay.util.child_processes import child_process, select_worker_variables
 from enginebay.util.paths import home_dir
 from enginebay.worker import bootstrap
 from enginebay.worker.engine_side import probe_main
@@ -25,11 +26,11 @@ BOOTSTRAP = Path(bootstrap.__file__)
 PROBE_TIMEOUT_S = 300
 
 
-def run_probe(python: Path, question: dict[str, Any]) -> dict[str, Any]:
+def run_probe(python: Path, question: dict[str, Any], env_prefixes: Sequence[str] = ()) -> dict[str, Any]:
     """Run the probe in that Python. Raises `EngineFailed` with the last lines of its stderr."""
     command = [str(python), str(BOOTSTRAP), "probe", json.dumps(question)]
     try:
-        with child_process(command, isolated_environment(), stderr=subprocess.PIPE) as process:
+        with child_process(command, select_worker_variables(env_prefixes), stderr=subprocess.PIPE) as process:
             output, errors = process.communicate(timeout=PROBE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise EngineFailed(f"the engine probe timed out after {PROBE_TIMEOUT_S} s") from None
@@ -48,7 +49,7 @@ def format_last_lines(text: str, count: int = 5) -> str:
 
 
 def probe_engine(python: Path, spec: EngineSpec) -> Probe:
-    return Probe.from_json(run_probe(python, {"engine": spec.engine})["probe"])
+    return Probe.from_json(run_probe(python, {"engine": spec.engine}, spec.env_prefixes)["probe"])
 
 
 def fingerprint_adapter(spec: EngineSpec) -> str:
@@ -123,6 +124,6 @@ def _read_cached(path: Path) -> dict[str, Any] | None:
 
 def _probe_now(spec: EngineSpec) -> dict[str, Any]:
     try:
-        return run_probe(Path(sys.executable), {"engine": spec.engine})
+        return run_probe(Path(sys.executable), {"engine": spec.engine}, spec.env_prefixes)
     except EngineFailed as error:
         return {"error": error.message, "hint": error.hint}

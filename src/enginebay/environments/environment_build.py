@@ -6,7 +6,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -139,7 +139,10 @@ class _EnvironmentBuild:
             self._follow_recipe(spec, version)
             self._install_worker_requirements()
             self.report("probing the engine", "")
-            kind, probe = spec.kind, Probe.from_json(self._run_probe({"engine": spec.engine})["probe"])
+            kind, probe = (
+                spec.kind,
+                Probe.from_json(self._run_probe({"engine": spec.engine}, spec.env_prefixes)["probe"]),
+            )
         self._write_records(kind, version, spec, probe)
         path = publish(self.folder, build_environment_name(kind, version))
         adapter = probing.fingerprint_adapter(spec)
@@ -194,9 +197,9 @@ class _EnvironmentBuild:
             raise EnginebayError(f"{self.target.package} names its engine {spec.kind}, which is a built-in engine")
         return spec.kind, engines[0]["version"], spec, Probe.from_json(engines[0]["probe"])
 
-    def _run_probe(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _run_probe(self, question: dict[str, Any], env_prefixes: Sequence[str] = ()) -> dict[str, Any]:
         try:
-            return probing.run_probe(self.python, question)
+            return probing.run_probe(self.python, question, env_prefixes)
         except EngineFailed as error:
             raise EngineFailed(f"{self.request.requested} was not installed: {error.message}", error.hint) from None
 

@@ -20,7 +20,7 @@ from enginebay.models.model_manifest import StoredModel
 from enginebay.text.gguf.gguf_reader import read_gguf
 from enginebay.text.tokenization.tokenizer import STAMP_FILE, write_tokenizer
 from enginebay.util.atomic_file import read_json_or_none
-from enginebay.util.child_processes import interruptible, isolated_environment, run_logged
+from enginebay.util.child_processes import interruptible, run_logged, select_worker_variables
 from enginebay.util.file_lock import exclusive_lock
 from enginebay.util.number_format import format_bytes
 from enginebay.util.paths import logs_dir
@@ -76,7 +76,6 @@ def _convert(model: StoredModel, python: Path, folder: Path, say: Say | None) ->
     check_disk_space(f"dequantizing {model.name}", folder, needed)
     converted = _try_write_tokenizer(model.path, folder)
     log = logs_dir() / f"dense-{model.name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = [str(python), str(SCRIPT), str(model.path), str(folder), *([] if converted else ["--tokenizer"])]
     (say or say_nothing)(f"dequantizing {model.name} ({format_bytes(needed)}, once)")
     code = _run_converter(command, folder, log, needed, say)
@@ -108,7 +107,7 @@ def _write_generation_config(gguf: Path, folder: Path) -> None:
 
 def _run_converter(command: list[str], folder: Path, log: Path, total: int, say: Say | None) -> int:
     # No network, no device, no progress bars in the log.
-    environment = {**isolated_environment(), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
+    environment = {**select_worker_variables(), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
     with track_progress("dequantizing", total, say) as advance:
         seen = 0
 

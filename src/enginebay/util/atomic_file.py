@@ -1,4 +1,4 @@
-"""Write a file in one step: a reader sees the old content or the new one, never a part."""
+"""Write a file in one step: a reader sees the old content or the new one, never a part. Read one within limits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import secrets
+import select
+import time
 from contextlib import suppress
 from pathlib import Path
 from stat import S_IMODE
@@ -59,6 +61,22 @@ def read_json_or_none(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def read_within(path: Path, max_bytes: int, timeout_s: float) -> bytes:
+    """Read at most `max_bytes` of a file, a pipe or a device. Raises `TimeoutError` if it has nothing to read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    deadline = time.monotonic() + timeout_s
+    content = b""
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        while len(content) < max_bytes:
+            if not select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError(errno.ETIMEDOUT, f"nothing to read within {timeout_s:g} s")
+            chunk = file.read(max_bytes - len(content))
+            if chunk == b"":
+                break
+            content += chunk or b""
+    return content
 
 
 def sync_to_disk(path: Path) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from enginebay.errors import FetchFailed
+from enginebay.util.paths import open_log_file
 
 _POLL_S = 0.2
 _GRACE_S = 3.0
@@ -47,6 +48,33 @@ fi
 [ -z "$parent" ] || kill -KILL "$watcher"
 """
 _PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+# Set if Enginebay itself runs under a launcher: a worker must not mistake itself for one of its ranks.
+_LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+WITHHELD_VARIABLES = frozenset((*_PYTHON_VARIABLES, *_LAUNCHER_VARIABLES))
+_COMMON_VARIABLES = frozenset((
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "COLUMNS", "NO_COLOR", "HOSTNAME",
+    "TMPDIR", "TEMP", "TMP", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+    "ENGINEBAY_HOME", "ENGINEBAY_OFFLINE", "CONDA_PREFIX", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH", "MAX_JOBS",
+))  # fmt: skip
+_COMMON_PREFIXES = (
+    "LC_", "LD_", "DYLD_", "PYTHON", "MALLOC_", "GLIBC_", "GRPC_",  # the system and Python
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "ONEDNN_", "DNNL_",  # CPU libraries
+    "CUDA", "CUBLAS_", "CUDNN_", "NVIDIA_", "NVTE_", "NCCL_", "UCX_", "GLOO_",  # GPUs and their links
+    "HIP_", "HSA_", "ROCM_", "ROCR_", "RCCL_", "AMD_",
+    "TORCH", "PYTORCH_", "TRITON_", "ATEN_", "NUMBA_", "TVM_", "XGRAMMAR_", "ACCELERATE_", "TOKENIZERS_", "SAFETENSORS_", "HF_", "TQDM_",
+)  # fmt: skip
+_SECRET_WORDS = frozenset(
+    ("TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "AUTH", "CREDENTIAL", "CREDENTIALS")
+)
 
 _lock = threading.Lock()
 _running: set[subprocess.Popen[str]] = set()
@@ -115,6 +143,23 @@ os.register_at_fork(after_in_child=_close_lifelines)
 def isolated_environment() -> dict[str, str]:
     """Return the environment variables without those that expose this Python's packages to another Python."""
     return {name: value for name, value in os.environ.items() if name not in _PYTHON_VARIABLES}
+
+
+def select_worker_variables(prefixes: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables for a program that runs engine code: those of an allow-list and with these prefixes.
+
+    A model's own code may run there, so nothing that looks like a secret passes. `env:` of a model adds more.
+    """
+    allowed = (*_COMMON_PREFIXES, *prefixes)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _COMMON_VARIABLES or (name.upper().startswith(allowed) and not _is_withheld(name))
+    }
+
+
+def _is_withheld(name: str) -> bool:
+    return name in WITHHELD_VARIABLES or not _SECRET_WORDS.isdisjoint(name.upper().split("_"))
 
 
 @contextmanager
@@ -193,7 +238,10 @@ def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
 
 def run_logged(command: Sequence[str], env: Mapping[str, str], log: Path, on_poll: Callable[[], None]) -> int:
     """Run a program with its output in `log` and return its exit code. Calls `on_poll` while it runs."""
-    with log.open("wb") as output, child_process(command, env, stdout=output) as process:
+    with (
+        os.fdopen(open_log_file(log, append=False), "wb") as output,
+        child_process(command, env, stdout=output) as process,
+    ):
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)

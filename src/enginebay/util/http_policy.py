@@ -1,20 +1,25 @@
-"""Rules for outgoing HTTP requests: trusted certificates and proxies. See ADR 19."""
+"""Rules for outgoing HTTP requests: trusted certificates, proxies, and the local admin token. See ADR 19."""
 
 from __future__ import annotations
 
+import os
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from enginebay.errors import ConfigError
+from enginebay.util.paths import find_runtime_dirs
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
 TRUST_HINT = "set SSL_CERT_FILE to a file with the certificates to trust"
+TOKEN_HEADER = "x-enginebay-token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +71,36 @@ def find_proxy(host: str, port: int, uses_tls: bool) -> Proxy | None:
         return Proxy(parts.hostname, proxy_port)
     credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
     return Proxy(parts.hostname, proxy_port, {"Proxy-Authorization": f"Basic {b64encode(credentials).decode()}"})
+
+
+def build_token_headers(url: str) -> dict[str, str]:
+    """Return the header that lets this user manage a server on this host that has no keys; empty for any other URL."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return {}
+    token = _find_admin_token(port) if is_loopback(parts.hostname or "") else None
+    return {TOKEN_HEADER: token} if token else {}
+
+
+def find_token_files(folder: Path, port: int | str) -> Iterator[tuple[Path, bool]]:
+    """Yield the token files of servers on this port, and whether the server's process lives."""
+    for path in folder.glob(f"admin-{port}-*.token"):
+        try:
+            os.kill(int(path.stem.rpartition("-")[2]), 0)
+            yield path, True
+        except PermissionError:
+            yield path, True
+        except (OSError, ValueError, OverflowError):
+            yield path, False
+
+
+def _find_admin_token(port: int) -> str | None:
+    """Return the token of this user's server; of several on one port, the newest."""
+    files = [path for folder in find_runtime_dirs() for path, is_live in find_token_files(folder, port) if is_live]
+    tokens: list[tuple[float, str]] = []
+    for path in files:
+        with suppress(OSError):
+            tokens.append((path.stat().st_mtime, path.read_text(encoding="ascii")))
+    return max(tokens)[1] if tokens else None

@@ -115,7 +115,8 @@ class FleetClient:
 
     def try_post_admin(self, path: str, body: Any = None) -> httpx.Response:
         method = "GET" if path.partition("?")[0] in ("ps", "switches", "logs") else "POST"
-        return httpx.request(method, f"{self.server.url}/admin/{path}", json=body, headers=self.headers, timeout=240)
+        headers = {**self.server.admin_headers, **(self.headers or {})}
+        return httpx.request(method, f"{self.server.url}/admin/{path}", json=body, headers=headers, timeout=240)
 
     def list_admin_models(self) -> dict[str, dict[str, Any]]:
         return {model["name"]: model for model in self.post_admin("ps")["models"]}

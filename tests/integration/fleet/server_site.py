@@ -54,11 +54,11 @@ class ServerSite:
             return False
 
     def list_leftovers(self) -> list[str]:
-        """Return the current processes, sockets and temporary files."""
+        """Return the current processes, sockets and temporary files. A killed server leaves its token, which opens nothing."""
         files = [path for name in ("run", "tmp") for path in (self.folder / name).rglob("*")]
         return [
             *(f"process {one.pid}: {' '.join(read_command(one)) or 'has just ended'}" for one in self.list_processes()),
-            *(str(path) for path in files if path != self.runtime / "enginebay"),
+            *(str(path) for path in files if path != self.runtime / "enginebay" and path.suffix != ".token"),
         ]
 
     def list_directories(self) -> list[Path]:

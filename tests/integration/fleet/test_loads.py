@@ -42,7 +42,7 @@ async def test_a_load_that_never_succeeds(how: str, cause: str, site: ServerSite
         if how == "hang":
             assert ask(server).status == 200  # a load that succeeds may take as long as it likes
             file.write_text(yaml.safe_dump(_config({**fleet, "load_timeout_s": 2}, **models)))
-            httpx.post(f"{server.url}/admin/reload", timeout=60).raise_for_status()
+            httpx.post(f"{server.url}/admin/reload", headers=server.admin_headers, timeout=60).raise_for_status()
         async with (
             BackgroundWorkload(server.url, ["toy"]) as good,
             BackgroundWorkload(server.url, ["bad"], pause_s=0.05) as bad,

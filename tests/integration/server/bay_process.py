@@ -11,12 +11,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import yaml
 from openai import AsyncOpenAI, OpenAI
+
+from enginebay.util.http_policy import TOKEN_HEADER
 
 _URL = re.compile(r"serving at (http://\S+)|\"event\":\"serving\",\"url\":\"(http://[^\"]+)\"")
 
@@ -26,10 +28,21 @@ class BayProcess:
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+    environ: dict[str, str] = field(default_factory=dict)
 
     @property
     def port(self) -> int:
         return int(self.url.rsplit(":", 1)[1])
+
+    @property
+    def admin_headers(self) -> dict[str, str]:
+        """Return the header with the local admin token, for servers without keys."""
+        base = self.environ.get("XDG_RUNTIME_DIR")
+        temporary = Path(self.environ.get("TMPDIR") or "/tmp") / f"enginebay-{os.getuid()}"
+        for folder in (*([Path(base) / "enginebay"] if base else []), temporary):
+            for path in folder.glob(f"admin-{self.port}-{self.process.pid}.token"):
+                return {TOKEN_HEADER: path.read_text()}
+        return {}
 
     def openai(self, key: str = "none", **options: object) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120, **options)  # type: ignore[arg-type]
@@ -82,7 +95,8 @@ def run_server(
                 command, stdout=output, stderr=output, env={**os.environ, **(environ or {})}, start_new_session=True
             )
         try:
-            yield BayProcess(_wait_for_url(process, log, patience_s), process, log)
+            url = _wait_for_url(process, log, patience_s)
+            yield BayProcess(url, process, log, {**os.environ, **(environ or {})})
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == exit_code, log.read_text(errors="replace")[-2000:]
         except BaseException:

@@ -91,6 +91,17 @@ def test_requests_without_a_valid_key_are_refused(keys: Keys) -> None:
         assert httpx.get(keys.server.url + path, timeout=60).status_code == 200
 
 
+def test_without_a_key_health_and_documentation_name_no_model(keys: Keys) -> None:
+    for path in ("/health", "/health/ready"):
+        for headers in ({}, build_bearer("wrong"), {"authorization": "Basic x"}):
+            assert httpx.get(keys.server.url + path, headers=headers, timeout=60).json() == {"status": "ready"}
+        known = httpx.get(keys.server.url + path, headers=build_bearer(keys.texts["plain"]), timeout=60).json()
+        assert known == {"status": "ready", "models": ["toy"]}
+    url = f"{keys.server.url}/openapi.json"
+    assert '"toy"' not in httpx.get(url, timeout=60).text
+    assert '"toy"' in httpx.get(url, headers=build_bearer(keys.texts["plain"]), timeout=60).text
+
+
 def test_two_keys_in_one_request_are_refused(keys: Keys) -> None:
     twice = build_request("GET", "/v1/models", headers=build_bearer(keys.texts["plain"])).replace(
         b"\r\n\r\n", f"\r\nauthorization: Bearer {keys.texts['plain']}\r\n\r\n".encode()

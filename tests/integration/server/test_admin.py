@@ -222,7 +222,7 @@ def test_a_changed_configuration_is_applied_all_or_nothing(tmp_path: Path) -> No
     with run_server(options=["--config", str(file)], environ=environ) as server:
 
         def reload() -> httpx.Response:
-            return httpx.post(f"{server.url}/admin/reload", timeout=60)
+            return httpx.post(f"{server.url}/admin/reload", headers=server.admin_headers, timeout=60)
 
         assert reload().json() == {"added": [], "removed": [], "changed": [], "keys": 0}
         config["models"]["other"] = {"engine": "fake", "load": "use"}

@@ -108,3 +108,34 @@ def test_a_part_in_another_folder_is_refused(bundle: Path) -> None:
     rewrite_manifest(bundle, parts=[{**parts[0], "file": "below/bundle.tar"}])
     with pytest.raises(EnginebayError, match="outside the bundle"):
         read_bundle_manifest(bundle)
+
+
+@pytest.mark.parametrize("value", [None, "12", 1.5, -1, True, [], {}])
+@pytest.mark.parametrize("field", ["offset", "size"])
+def test_a_file_with_another_offset_or_size_than_a_number_is_refused(bundle: Path, field: str, value: object) -> None:
+    manifest = read_bundle_manifest(bundle).to_json()
+    for kind, record in (("packages", manifest["packages"][0]["file"]), ("models", manifest["models"][0]["files"][0])):
+        changed = {**record, field: value}
+        holder = {**manifest[kind][0], **({"file": changed} if kind == "packages" else {"files": [changed]})}
+        rewrite_manifest(bundle, **{kind: [holder]})
+        with pytest.raises(EnginebayError, match="is corrupt: invalid entries for") as caught:
+            read_bundle_manifest(bundle)
+        assert record["path"] in caught.value.message
+        rewrite_manifest(bundle, **{kind: manifest[kind]})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target": {"platform": "linux", "arch": "x86_64", "python": "3.12", "glibc": None}},
+        {"parts": [{"file": "bundle.tar.001", "size": None, "sha256": "0"}]},
+        {"parts": [{"file": "bundle.tar.001", "size": 1, "sha256": None}]},
+        {"models": [{"manifest": None, "files": []}]},
+        {"engines": [{"packages": ["wheels/none.whl"]}]},
+    ],
+)
+def test_other_wrong_types_are_one_line(bundle: Path, changes: dict[str, object]) -> None:
+    rewrite_manifest(bundle, **changes)
+    with pytest.raises(EnginebayError) as caught:
+        read_bundle_manifest(bundle)
+    assert "\n" not in caught.value.message

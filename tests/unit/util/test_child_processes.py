@@ -16,8 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from enginebay.contract import EngineSpec
+from enginebay.engines.registry import load_specs
 from enginebay.errors import FetchFailed
 from enginebay.util import child_processes
+from enginebay.util.child_processes import select_worker_variables
 from enginebay.util.file_lock import exclusive_lock
 
 SLEEPER = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
@@ -179,3 +182,36 @@ def test_waiting_for_a_lock_is_interrupted(tmp_path: Path) -> None:
         child_processes.interrupt_all()
         thread.join(30)
     assert failures == ["interrupted"]
+
+
+# The environment of programs that run engine code
+
+SECRETS = {
+    "ENGINEBAY_ADMIN_KEY": "s", "ENGINEBAY_API_KEY": "s", "HF_TOKEN": "s", "HUGGING_FACE_HUB_TOKEN": "s", "AWS_SECRET_ACCESS_KEY": "s",
+    "AWS_ACCESS_KEY_ID": "s", "AZURE_CLIENT_SECRET": "s", "GOOGLE_APPLICATION_CREDENTIALS": "s", "OPENAI_API_KEY": "s", "VLLM_API_KEY": "s",
+    "GITHUB_TOKEN": "s", "DATABASE_URL": "s", "HTTPS_PROXY": "http://user:pass@proxy", "SSH_AUTH_SOCK": "s", "NPM_CONFIG__AUTH": "s",
+    "PYTHONPATH": "s", "RANK": "0", "TORCH_SECRET": "s",
+}  # fmt: skip
+NEEDED = {
+    "PATH": "p", "HOME": "h", "LANG": "C", "LC_ALL": "C", "TMPDIR": "/t", "CUDA_VISIBLE_DEVICES": "0", "NVIDIA_VISIBLE_DEVICES": "0",
+    "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "HF_HOME": "/hf", "HF_HUB_OFFLINE": "1", "LD_LIBRARY_PATH": "/l",
+    "LD_PRELOAD": "/libtcmalloc.so", "TORCH_LOGS": "x", "TORCHINDUCTOR_CACHE_DIR": "/c", "ENGINEBAY_HOME": "/e", "XDG_RUNTIME_DIR": "/r",
+    "PYTORCH_CUDA_ALLOC_CONF": "x", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0",
+}  # fmt: skip
+
+
+def test_secrets_are_withheld_and_what_engines_need_passes() -> None:
+    assert select_worker_variables((), {**SECRETS, **NEEDED, "VLLM_LOGGING_LEVEL": "DEBUG"}) == NEEDED
+
+
+def test_an_engine_names_more() -> None:
+    own = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_MAX_TOKENS_PADDING": "1"}
+    assert select_worker_variables(("VLLM_",), {**SECRETS, **own}) == own
+    proxies = {"HTTPS_PROXY": "a", "https_proxy": "b", "no_proxy": "c"}
+    assert select_worker_variables(("HTTPS_PROXY", "NO_PROXY"), {**proxies, "http_proxy": "d"}) == proxies
+
+
+@pytest.mark.parametrize("spec", load_specs().values(), ids=lambda spec: spec.kind)
+def test_no_engine_passes_a_secret(spec: EngineSpec) -> None:
+    passed = select_worker_variables(spec.env_prefixes, SECRETS)
+    assert set(passed) <= ({"HTTPS_PROXY"} if spec.remote else set())

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from enginebay.contract import Load
 from enginebay.util import nvml
 from enginebay.worker import bootstrap
-from enginebay.worker.client_side.worker_process import _build_environment
+from enginebay.worker.client_side.worker_process import WorkerLaunch, _build_environment
 
 
 def test_without_the_package_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,5 +41,6 @@ def test_a_worker_without_the_package_uses_the_servers(tmp_path: Path) -> None:
         "print(_import_pynvml().__file__, _import_pynvml() is _import_pynvml(), 'pynvml' in sys.modules)"
     )
     command = [str(tmp_path / "venv" / "bin" / "python"), "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=_build_environment(), check=False)
+    launch = WorkerLaunch(Load("x", "a:B", "m", ""), Path(command[0]), tmp_path, tmp_path / "log")
+    done = subprocess.run(command, capture_output=True, text=True, env=_build_environment(launch), check=False)
     assert done.stdout.split() == [nvml.find_nvml_file(), "True", "False"], done.stderr

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, post_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 
@@ -24,6 +24,7 @@ def add(
     path: Annotated[Path, typer.Argument(help="Path of the adapter on the server's host")],
     url: UrlOption = None,
     key: KeyOption = None,
+    key_file: KeyFileOption = None,
     json: JsonOption = False,
 ) -> None:
     """Add a LoRA adapter to a model until the next reload. To keep it, add it to the configuration."""
@@ -36,7 +37,12 @@ def add(
 
 @app.command()
 def remove(
-    model: ModelArgument, name: NameArgument, url: UrlOption = None, key: KeyOption = None, json: JsonOption = False
+    model: ModelArgument,
+    name: NameArgument,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    key_file: KeyFileOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Remove a LoRA adapter from a model."""
     status = post_admin(url, key, "adapters/remove", {"model": model, "name": name}, f"removing {name} from {model}")

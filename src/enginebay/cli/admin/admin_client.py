@@ -14,8 +14,10 @@ from urllib.parse import urlencode, urlsplit
 import typer
 
 from enginebay.cli.admin.server_address import DEFAULT_URL, ServerAddress, resolve_server
+from enginebay.cli.options.key_options import KeyFileOption as KeyFileOption
+from enginebay.cli.options.key_options import KeyOption as KeyOption
 from enginebay.cli.output.console import note, redraw_line
-from enginebay.errors import EnginebayError, RequestError
+from enginebay.errors import EnginebayError, RequestError, UsageError
 
 if TYPE_CHECKING:
     from enginebay.util.http_client import HttpResponse
@@ -29,15 +31,6 @@ UrlOption = Annotated[
         "--url",
         help=f"Server URL (default: server.host and server.port from the configuration, else {DEFAULT_URL})",
         envvar="ENGINEBAY_URL",
-        show_envvar=True,
-    ),
-]
-KeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--key",
-        help="API key, if the server requires one",
-        envvar=["ENGINEBAY_ADMIN_KEY", "ENGINEBAY_API_KEY"],
         show_envvar=True,
     ),
 ]
@@ -62,6 +55,12 @@ def _request_json(
     url: str | None, key: str | None, path: str, body: Mapping[str, object] | None, timeout_s: float | None
 ) -> Any:
     server = resolve_server(url)
+    if not key and not server.is_local:
+        raise UsageError(
+            f"managing the server at {server.url} needs an API key: it is on another host",
+            "pass --key-file with a key of admin scope, or set ENGINEBAY_ADMIN_KEY",
+            param="key",
+        )
     status, response = fetch(server, f"admin/{path}", key, body, timeout_s)
     if not 200 <= status < 300:
         raise to_response_error(server.url, status, response)
@@ -88,7 +87,7 @@ def fetch(
     address = parts.hostname or "", parts.port or (443 if uses_tls else 80)
     try:
         with HttpClient(address, uses_tls=uses_tls, timeout_s=timeout_s, direct=server.is_local) as client:
-            return client.request(f"{parts.path}/{path}", {"Authorization": f"Bearer {key}"} if key else {}, body)
+            return client.request(f"{parts.path}/{path}", _build_headers(server, path, key), body)
     except HTTPException as error:
         hint = "check that the URL is that of an Enginebay server"
         raise ServerUnreachable(f"no usable response from {server.url}: {error}", hint) from None
@@ -97,11 +96,18 @@ def fetch(
         raise ServerUnreachable(f"no server responds at {server.url}: {reason}", server.hint) from None
 
 
+def _build_headers(server: ServerAddress, path: str, key: str | None) -> dict[str, str]:
+    from enginebay.util.http_policy import build_token_headers
+
+    token = build_token_headers(server.url) if server.is_local and path.startswith("admin/") else {}
+    return {"Authorization": f"Bearer {key}", **token} if key else token
+
+
 def to_response_error(server: str, status: int, body: bytes) -> EnginebayError:
     """Convert an error response to an error, with a hint on the key unless the server gives one. Pure."""
     message = _parse_error_message(body)
     if status in (401, 403) and message:
-        hint = "pass a key with the admin scope: --key or ENGINEBAY_ADMIN_KEY"
+        hint = "pass a key with the admin scope: --key-file or ENGINEBAY_ADMIN_KEY"
         hint = "" if "bay keys create" in message else f"{hint}; create one with `bay keys create NAME --admin`"
         return EnginebayError(f"access denied ({status}): {message}", hint)
     if not message:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyOption, ServerUnreachable, UrlOption, get_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, ServerUnreachable, UrlOption, get_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note
 
@@ -19,6 +19,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="Maximum number of lines")] = 100,
     url: UrlOption = None,
     key: KeyOption = None,
+    key_file: KeyFileOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the last log lines of a model's engine. Without a running server, reads the log left in ENGINEBAY_HOME."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.cli.admin.admin_client import KeyOption, UrlOption, get_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, get_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, print_table
 
@@ -10,7 +10,7 @@ app = create_app(help="Show a server's models.")
 
 
 @app.command()
-def ps(url: UrlOption = None, key: KeyOption = None, json: JsonOption = False) -> None:
+def ps(url: UrlOption = None, key: KeyOption = None, key_file: KeyFileOption = None, json: JsonOption = False) -> None:
     """Show every model on a running server: engine, state, requests, memory and last switch."""
     from enginebay.cli.output.fleet_tables import PS_COLUMNS, build_ps_notes, build_ps_rows
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, post_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 
@@ -18,6 +18,7 @@ def sleep(
     model: Annotated[str, typer.Argument(help="A model on the server; see `bay ps`")],
     url: UrlOption = None,
     key: KeyOption = None,
+    key_file: KeyFileOption = None,
     json: JsonOption = False,
 ) -> None:
     """Put a model to sleep after its running requests finish. This frees its GPU memory. The next request wakes it."""

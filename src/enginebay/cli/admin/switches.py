@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.cli.admin.admin_client import KeyOption, UrlOption, get_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, get_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
 
@@ -10,7 +10,9 @@ app = create_app(help="Show recent model switches.")
 
 
 @app.command()
-def switches(url: UrlOption = None, key: KeyOption = None, json: JsonOption = False) -> None:
+def switches(
+    url: UrlOption = None, key: KeyOption = None, key_file: KeyFileOption = None, json: JsonOption = False
+) -> None:
     """Show recent loads and wake-ups on a running server: the starting state, models replaced, and time per phase."""
     from enginebay.cli.output.fleet_tables import build_switch_table, summarize_switches
 

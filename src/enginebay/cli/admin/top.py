@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyOption, UrlOption, fetch
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, fetch
 from enginebay.cli.admin.server_address import ServerAddress, resolve_server
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.output.console import emit_json, print_table
@@ -34,6 +34,7 @@ WaitForQuit = Callable[[float], bool]  # waits this many seconds; True: quit
 def top(
     url: UrlOption = None,
     key: KeyOption = None,
+    key_file: KeyFileOption = None,
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between refreshes")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show one interval and exit")] = False,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output: one document per interval")] = False,

@@ -1,4 +1,4 @@
-"""`bay config`: validate the configuration, show the effective values, print the schema."""
+"""`bay config`: validate the configuration, show the effective values, print the schema, trust a file."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def validate(
             {
                 "ok": not problems,
                 "file": None if config.path is None else str(config.path),
+                "trusted": config.trusted,
                 "problems": [problem.to_json() for problem in problems],
                 "warnings": [
                     {"key": warning.key, "message": warning.message, "where": warning.where} for warning in warnings
@@ -70,7 +71,8 @@ def validate(
     for warning in warnings:
         note(f"warning: {warning}")
     counted = f", {pluralize(len(warnings), 'warning')}" if warnings else ""
-    print(f"{config.path or 'no config file, defaults only'}: ok{counted}")
+    untrusted = "" if config.trusted else " (not trusted: see `bay config trust --help`)"
+    print(f"{config.path or 'no config file, defaults only'}: ok{counted}{untrusted}")
 
 
 @app.command()
@@ -100,6 +102,32 @@ def schema(json: JsonOption = False) -> None:
     from enginebay.engines.registry import load_specs
 
     emit_json(build_json_schema(load_specs()))
+
+
+@app.command()
+def trust(
+    file: Annotated[Path, typer.Argument(help="Config file to trust")] = Path("enginebay.yaml"),
+    revoke: Annotated[bool, typer.Option("--revoke", help="Stop trusting it")] = False,
+) -> None:
+    """Trust a config file, until its content changes, to name secrets, URLs and code.
+
+    Only a file that is found as ./enginebay.yaml needs it: anybody could have put it into the directory. One that you
+    pass with -c, or that ENGINEBAY_CONFIG or ENGINEBAY_HOME names, is trusted by that.
+    """
+    from enginebay.config.trusted_files import revoke_trust, trust_file
+    from enginebay.errors import ConfigError
+
+    if revoke:
+        print(f"{file}: no longer trusted" if revoke_trust(file) else f"{file}: was not trusted")
+        return
+    try:
+        content = file.read_bytes() if file.is_file() else None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    if content is None:
+        raise ConfigError(f"config file not found: {file}", "pass the path of an existing file")
+    trust_file(file, content)
+    print(f"{file}: trusted as it is now; trust it again after a change")
 
 
 def _find_missing(config: resolved_config.Config) -> list[resolved_config.ConfigWarning]:

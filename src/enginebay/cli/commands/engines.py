@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyOption, ServerUnreachable, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, ServerUnreachable, UrlOption, post_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.options.stack_options import ConfigOption
 from enginebay.cli.output.console import emit_json, note, print_table
@@ -131,6 +131,7 @@ def upgrade(
     engine: Annotated[str, typer.Argument(metavar="KIND==VERSION", help="Engine and version to upgrade to")],
     url: UrlOption = None,
     key: KeyOption = None,
+    key_file: KeyFileOption = None,
     json: JsonOption = False,
 ) -> None:
     """Install a version beside the old one, and move a running server's models to it without failing a request."""

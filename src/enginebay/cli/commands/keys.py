@@ -1,4 +1,4 @@
-"""`bay keys`: create, list and revoke the server's API keys."""
+"""`bay keys`: create, list and revoke the server's API keys, and print its local admin token."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from enginebay.cli.admin.admin_client import UrlOption
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
 
@@ -73,6 +74,26 @@ def revoke(
 
     revoked = revoke_key(_resolve_file(file), key)
     note(f"{revoked.key.name} ({revoked.id}) is revoked; a running server accepts it until `bay reload` or SIGHUP")
+
+
+@app.command()
+def token(url: UrlOption = None) -> None:
+    """Print the local admin token of a server without API keys, for other programs that call /admin.
+
+    Send it as `x-enginebay-token: TOKEN`. A server writes a new one at each start; `bay` finds it by itself.
+    """
+    from enginebay.cli.admin.server_address import resolve_server
+    from enginebay.errors import EnginebayError
+    from enginebay.util.http_policy import build_token_headers
+
+    server = resolve_server(url)
+    headers = build_token_headers(server.url)
+    if not headers:
+        raise EnginebayError(
+            f"no server of yours runs at {server.url} on this host",
+            "start one with `bay serve`, or pass --url; a server of another user or host needs an API key",
+        )
+    print(*headers.values())
 
 
 def _resolve_file(file: Path | None) -> Path:

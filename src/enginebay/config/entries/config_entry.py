@@ -16,6 +16,7 @@ class Origin:
     source: str = "default"
     name: str = ""
     line: int | None = None
+    trusted: bool = True  # false for a file that was found in the working directory, unless the user trusted it
 
     @property
     def rank(self) -> int:
@@ -82,6 +83,14 @@ class ProblemCollector:
 def as_section(entry: ConfigEntry) -> ConfigEntry:
     """Return the entry as a section. A null value is an empty section."""
     return replace(entry, value={}) if entry.value is None else entry
+
+
+def find_untrusted_file(entry: ConfigEntry) -> str:
+    """Return the name of the untrusted file that sets the entry or part of it; empty if there is none."""
+    if not entry.origin.trusted:
+        return entry.origin.name
+    children = (child for _, child in entry.children() if isinstance(child, ConfigEntry))
+    return next(filter(None, map(find_untrusted_file, children)), "")
 
 
 def merge(base: ConfigEntry, over: ConfigEntry) -> ConfigEntry:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem, Origin, ProblemCollector
+from enginebay.util.atomic_file import read_within
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 40
+MAX_NUMBER_CHARS = 64  # longer ones cannot be converted to text or to a float
+_READ_TIMEOUT_S = 10.0  # for a pipe that nobody writes to
 MAX_VALUES = 50_000  # counted after expanding aliases, against alias bombs
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null")}
-_FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$")
+_NUMBERS = {f"{_TAG}int", f"{_TAG}float"}
+_FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)[eE][-+]?\d+$")
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,14 +44,20 @@ class _YamlReadError(Exception):
         self.line = line
 
 
-def read_yaml_file(path: Path, display_name: str, problems: ProblemCollector) -> ConfigEntry:
-    """Return the file's content as a section. Adds problems to `problems`."""
+def read_yaml_file(
+    path: Path, display_name: str, problems: ProblemCollector, is_trusted: Callable[[bytes], bool] = lambda _: True
+) -> ConfigEntry:
+    """Return the file's content as a section. Adds problems to `problems`. Never waits for long.
+
+    `is_trusted` decides on the content whether its values are trusted.
+    """
     empty = ConfigEntry({}, Origin("file", display_name, 1))
     try:
-        if path.stat().st_size > MAX_BYTES:
+        content = read_within(path, MAX_BYTES + 1, _READ_TIMEOUT_S)
+        if len(content) > MAX_BYTES:
             problems.items.append(ConfigProblem(display_name, f"the file is over {MAX_BYTES >> 20} MiB"))
             return empty
-        text = path.read_bytes().decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except OSError as error:
         problems.items.append(ConfigProblem(display_name, f"cannot be read: {error.strerror or error}"))
         return empty
@@ -54,7 +65,7 @@ def read_yaml_file(path: Path, display_name: str, problems: ProblemCollector) ->
         problems.items.append(ConfigProblem(display_name, f"is not UTF-8 text (byte {error.start})"))
         return empty
     try:
-        root = _YamlReader(display_name, problems).read(text)
+        root = _YamlReader(display_name, problems, trusted=is_trusted(content)).read(text)
     except _YamlReadError as stop:
         problems.items.append(ConfigProblem("", stop.message, Origin("file", display_name, stop.line or 1)))
         return empty
@@ -78,8 +89,11 @@ def parse_yaml_value(text: str, origin: Origin, key_path: str, problems: Problem
 class _YamlReader:
     """Converts YAML nodes to entries, expanding aliases within the limits."""
 
-    def __init__(self, name: str, problems: ProblemCollector, origin: Origin | None = None) -> None:
+    def __init__(
+        self, name: str, problems: ProblemCollector, origin: Origin | None = None, trusted: bool = True
+    ) -> None:
         self.name = name
+        self.trusted = trusted
         self.problems = problems
         self.fixed_origin = origin
         self.value_count = 0
@@ -98,7 +112,7 @@ class _YamlReader:
         except (yaml.YAMLError, ValueError) as error:
             raise _YamlReadError(f"not valid YAML: {str(error).splitlines()[0]}") from None
         if node is None:
-            return ConfigEntry(None, self.fixed_origin or Origin("file", self.name, 1), key_path)
+            return ConfigEntry(None, self.fixed_origin or Origin("file", self.name, 1, self.trusted), key_path)
         return self.build(node, key_path)
 
     def build(self, node: yaml.Node, key_path: str, depth: int = 0) -> ConfigEntry:
@@ -153,13 +167,18 @@ class _YamlReader:
     def parse_scalar(self, node: yaml.Node) -> Any:
         if not isinstance(node, yaml.ScalarNode) or node.tag not in _SCALARS:
             raise _YamlReadError(f"the tag {node.tag.replace(_TAG, '!!')} is not allowed", node.start_mark.line + 1)
+        if node.tag in _NUMBERS and len(node.value) > MAX_NUMBER_CHARS:
+            raise _YamlReadError(
+                f"a number has {len(node.value)} characters; the maximum is {MAX_NUMBER_CHARS}",
+                node.start_mark.line + 1,
+            )
         try:
             return self.constructor.construct_object(node)
         except (yaml.YAMLError, ValueError, KeyError):
             raise _YamlReadError(f"cannot read {node.value[:40]!r}", node.start_mark.line + 1) from None
 
     def find_origin(self, node: yaml.Node) -> Origin:
-        return self.fixed_origin or Origin("file", self.name, node.start_mark.line + 1)
+        return self.fixed_origin or Origin("file", self.name, node.start_mark.line + 1, self.trusted)
 
     def describe_line(self, entry: ConfigEntry) -> str:
         return f"on line {entry.origin.line}" if entry.origin.line else "before it"

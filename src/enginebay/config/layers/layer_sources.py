@@ -6,16 +6,19 @@ Only this module reads them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem, Origin, ProblemCollector
 from enginebay.config.entries.yaml_reader import parse_yaml_value, read_yaml_file
 from enginebay.config.sections.config_keys import SECTIONS
+from enginebay.config.trusted_files import is_trusted
 from enginebay.contract import Preset
 from enginebay.errors import ConfigError
 from enginebay.util.paths import home_dir
 
+LOCAL_FILE = Path("enginebay.yaml")
 FILE_VARIABLE = "ENGINEBAY_CONFIG"
 NESTED_PREFIX = "ENGINEBAY__"
 SHORT_VARIABLES = {"ENGINEBAY_ENGINE": "engine", "ENGINEBAY_MODEL": "model", "ENGINEBAY_OFFLINE": "offline"}
@@ -28,8 +31,13 @@ def find_config_file(path: Path | None, environ: Mapping[str, str]) -> Path | No
     named = environ.get(FILE_VARIABLE)
     if named:
         return _require_file(Path(named).expanduser(), f"{FILE_VARIABLE} is set to this path: fix or unset it")
-    candidates = (Path("enginebay.yaml"), home_dir() / "config.yaml")
+    candidates = (LOCAL_FILE, home_dir() / "config.yaml")
     return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def is_found_locally(path: Path | None, environ: Mapping[str, str]) -> bool:
+    """Return whether the file is used only because it is in the working directory, which may be anybody's."""
+    return path is None and not environ.get(FILE_VARIABLE) and LOCAL_FILE.is_file()
 
 
 def _require_file(path: Path, hint: str) -> Path:
@@ -46,8 +54,11 @@ def build_preset_layer(preset: Preset | None) -> ConfigEntry:
     )
 
 
-def read_file_layer(path: Path | None, problems: ProblemCollector) -> ConfigEntry:
-    return ConfigEntry({}) if path is None else read_yaml_file(path, str(path), problems)
+def read_file_layer(path: Path | None, problems: ProblemCollector, needs_trust: bool = False) -> ConfigEntry:
+    """Read the file. With `needs_trust` its values are trusted only if the user trusted this very content."""
+    if path is None:
+        return ConfigEntry({})
+    return read_yaml_file(path, str(path), problems, partial(is_trusted, path) if needs_trust else lambda _: True)
 
 
 def read_environment_layer(environ: Mapping[str, str], problems: ProblemCollector) -> ConfigEntry:
@@ -95,9 +106,9 @@ def build_flag_layer(flags: Mapping[str, Any], problems: ProblemCollector) -> Co
     return root
 
 
-def build_sweep_layer(changes: Mapping[str, Any], problems: ProblemCollector) -> ConfigEntry:
+def build_sweep_layer(changes: Mapping[str, Any], problems: ProblemCollector, untrusted_file: str = "") -> ConfigEntry:
     """Build a layer from a sweep point by dotted key. Here null unsets a value."""
-    root = ConfigEntry({}, Origin("sweep"))
+    root = ConfigEntry({}, Origin("sweep", untrusted_file, trusted=not untrusted_file))
     for key, value in changes.items():
         _insert_entry(root, key.split("."), _to_entry(value, key, root.origin), problems)
     return root

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-from enginebay.config.entries.config_entry import ConfigEntry, ProblemCollector
+from enginebay.config.entries.config_entry import ConfigEntry, ProblemCollector, find_untrusted_file
 from enginebay.config.entries.value_coercion import InvalidValue, coerce_value, split_list
 from enginebay.config.sections.declared_section import DeclaredSection
 from enginebay.config.sections.experiment_section import EXPERIMENT_KEYS
 from enginebay.config.sections.fleet_section import FLEET_SECTION, SLEEP_CHOICES, SLEEP_TYPE, convert_sleep_value
 from enginebay.config.sections.server_section import SERVER_SECTION
 from enginebay.contract import RANGES, EngineSpec, Sampling, Setting, Support
+from enginebay.util.child_processes import WITHHELD_VARIABLES
 
 AUTO = "auto"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 ROOT_KEYS: dict[str, Setting] = {
     "engine": Setting("str", "default engine of models, or auto", default=AUTO),
@@ -42,7 +45,7 @@ FALLBACK_TRIGGERS = ("unavailable", "architecture", "load", "queue", "context", 
 MODEL_KEYS: dict[str, Setting] = {
     "source": Setting("str", "source of its files: hf:org/name@revision, pypi:..., file:PATH"),
     "engine": Setting("str", "engine to run it on, or auto"),
-    "trust_remote_code": Setting("bool", "run Python code shipped with the model's files"),
+    "trust_remote_code": Setting("bool", "run Python code shipped with the model's files", sensitive="runs code"),
     "task": Setting("str", "task of the model", choices=("generate", "embed"), default="generate"),
     "tool_format": Setting(
         "str", "format of its tool calls; auto detects it from the chat template", choices=TOOL_FORMATS, default=AUTO
@@ -57,7 +60,18 @@ MODEL_KEYS: dict[str, Setting] = {
     "fallback": Setting("list|str", "engines to try in order when its own fails", default=[]),
     "fallback_on": Setting("list|str", "failures that make a request fall back", default=list(FALLBACK_TRIGGERS)),
     "may_leave_host": Setting(
-        "bool", "allow sending its prompts to another host; required by remote engines", default=False
+        "bool",
+        "allow sending its prompts to another host; required by remote engines",
+        default=False,
+        sensitive="sends prompts to another host",
+    ),
+    "env": Setting(
+        "list|map|str",
+        "environment variables of its worker: names to pass on, or NAME: value",
+        sensitive="passes variables to a worker",
+    ),
+    "allow_special_tokens": Setting(
+        "bool", "let the text of a control token in a message become that token; a request overrides it", default=False
     ),
     "smaller_on_out_of_memory": Setting(
         "bool", "retry once with reduced settings if loading runs out of memory", default=False
@@ -73,9 +87,26 @@ def convert_model_value(name: str, value: Any) -> Any:
         return convert_sleep_value(value)
     if name == "fallback":
         return split_list(value)
+    if name == "env" and value is not None:
+        return _parse_env(value)
     if name == "fallback_on" and value is not None:
         return tuple(dict.fromkeys(_parse_trigger(item) for item in split_list(value)))
     return value
+
+
+def _parse_env(value: Any) -> dict[str, str | None]:
+    """Return the variables by name. None: passed on from the environment of `bay`."""
+    pairs = value.items() if isinstance(value, Mapping) else ((name, None) for name in split_list(value))
+    variables: dict[str, str | None] = {}
+    for name, text in pairs:
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise InvalidValue(f"expected names of environment variables, got {str(name)[:60]!r}")
+        if name in WITHHELD_VARIABLES:
+            raise InvalidValue(f"{name} cannot be set: Enginebay controls it")
+        if isinstance(text, bool) or not isinstance(text, str | int | float | None):
+            raise InvalidValue(f"expected text for {name}; quote it")
+        variables[name] = None if text is None else str(text)
+    return variables
 
 
 def _parse_trigger(item: Any) -> str:
@@ -231,12 +262,20 @@ class ConfigKeys:
 
 
 def check_entry(setting: Setting, entry: ConfigEntry, problems: ProblemCollector) -> ConfigEntry | None:
-    """Return the entry with its coerced value; report a problem and return None if it is invalid."""
+    """Return the entry with its coerced value; report a problem and return None if it is invalid or not allowed."""
     try:
-        return ConfigEntry(coerce_value(setting, entry), entry.origin, entry.key_path, entry.raw)
+        value = coerce_value(setting, entry)
     except InvalidValue as error:
         problems.add(entry, str(error))
         return None
+    if setting.sensitive and value and (file := find_untrusted_file(entry)):
+        problems.add(
+            entry,
+            f"{setting.sensitive}, which a configuration found in the working directory may not do "
+            f"unless you trust it: bay config trust {file}",
+        )
+        return None
+    return ConfigEntry(value, entry.origin, entry.key_path, entry.raw)
 
 
 def check_sampling_entry(name: str, entry: ConfigEntry, problems: ProblemCollector) -> ConfigEntry | None:

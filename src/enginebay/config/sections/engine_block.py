@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem, ProblemCollector
 from enginebay.config.entries.value_coercion import InvalidValue, coerce_value, quote_value
 from enginebay.config.sections.config_keys import (
+    MODEL_KEYS,
     SAMPLING_KEYS,
     TRUST_KEY,
     UNIVERSAL_KEYS,
@@ -15,7 +16,7 @@ from enginebay.config.sections.config_keys import (
     check_entry,
     check_sampling_entry,
 )
-from enginebay.contract import NEUTRAL, Capability, EngineSpec, Retired, Setting, Support
+from enginebay.contract import NEUTRAL, Capability, EngineSpec, Retired, Support
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def read_engine_block(
     def accept(name: str, entry: ConfigEntry) -> bool:
         declared = spec.settings.get(name)
         if name == TRUST_KEY:
-            value = check_entry(declared or Setting("bool", ""), entry, problems)
+            value = check_entry(MODEL_KEYS[TRUST_KEY], entry, problems)
             trust.extend([value] if value else [])
         elif name in spec.retired:
             settings[name] = ConfigEntry(entry.to_plain(), entry.origin, entry.key_path)

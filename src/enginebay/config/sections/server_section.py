@@ -60,14 +60,18 @@ class ServerConfig:
     port: int = config_field(8000, "port to listen on; 0: any free port", minimum=0, maximum=65535)
     workers: int = config_field(1, "server processes that share the fleet", minimum=1, maximum=64)
     keys_file: Path | None = config_field(  # noqa: RUF009  (wraps `field`)
-        None, "API key file; unset: keys.yaml in ENGINEBAY_HOME, if it exists"
+        None, "API key file; unset: keys.yaml in ENGINEBAY_HOME, if it exists", sensitive="names a secret"
     )
-    allow_without_key: bool = config_field(False, "allow other hosts to connect without an API key")
+    allow_without_key: bool = config_field(
+        False, "allow other hosts to connect without an API key", sensitive="opens the server to others"
+    )
     drain_s: float = config_field(30.0, "time for running requests to finish after SIGTERM", minimum=0)
     log_format: str = config_field("text", "format of log lines", choices=("text", "json"))
     log_level: str = config_field("info", "minimum level to log", choices=("debug", "info", "warning", "error"))
     log_prompts: bool = config_field(False, "log prompts")
-    cors_origins: tuple[str, ...] = config_field((), "web origins allowed to call the API; * for all")
+    cors_origins: tuple[str, ...] = config_field(
+        (), "web origins allowed to call the API; * for all", sensitive="opens the server to web pages"
+    )
     limits: ServerLimits = field(default_factory=ServerLimits)
 
 

@@ -102,7 +102,10 @@ _LOADING = {
         "str", "Pooling of token embeddings; unset: from the model, else mean", choices=POOLING_TYPES,
         native="pooling_type",
     ),
-    "extra": Setting("map", "Additional attributes of xllamacpp.CommonParams, by dotted name, set unchanged"),
+    "extra": Setting(
+        "map", "Additional attributes of xllamacpp.CommonParams, by dotted name, set unchanged",
+        sensitive="may name files and URLs",
+    ),
 }  # fmt: skip
 
 _ROPE = {

@@ -58,6 +58,7 @@ SPEC = EngineSpec(
     settings=SETTINGS,
     recipes=(Recipe("any", "2026.10.11549", (("xllamacpp=={version}", *_GRPC),)),),
     aliases=("llama.cpp", "llama-cpp"),
+    env_prefixes=("GGML_", "LLAMA_", "LLGUIDANCE_"),
     smaller=("context_length", "max_batch", "kv_cache_tokens"),
     tasks=("generate", "embed"),
     preferences=PREFERENCES,

@@ -54,12 +54,19 @@ SPEC = EngineSpec(
     runtime=Runtime(),
     renders=True,
     remote=True,
+    env_prefixes=("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_"),
     request=REQUEST,
     settings={
-        "url": Setting("str", "The server's base URL including /v1; required. TLS certificates are always verified"),
+        "url": Setting(
+            "str",
+            "The server's base URL including /v1; required. TLS certificates are always verified",
+            sensitive="sends prompts to a URL",
+        ),
         "model": Setting("str", "The server's name of the model. Unset: the model's name here"),
-        "key_env": Setting("str", "Environment variable with the API key"),
-        "key_file": Setting("str", "File with the API key"),
+        "key_env": Setting(
+            "str", "Environment variable with the API key", sensitive="names a secret", names_variable=True
+        ),
+        "key_file": Setting("str", "File with the API key", sensitive="names a secret"),
         "connect_timeout_s": Setting("float", "Connect timeout, in seconds", default=10.0, minimum=0.1),
         "first_token_timeout_s": Setting(
             "float", "Timeout for the first token, in seconds", default=120.0, minimum=0.1

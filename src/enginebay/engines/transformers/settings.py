@@ -77,7 +77,7 @@ _EXECUTION = {
         "str", "Directory of a draft model with the same tokenizer; if unset and num_tokens is set: prompt lookup"
     ),
     "assisted_generation.num_tokens": Setting("int", "Tokens drafted per step", minimum=1, maximum=10),
-    "extra": Setting("map", "Additional arguments for from_pretrained, passed unchanged"),
+    "extra": Setting("map", "Additional arguments for from_pretrained, passed unchanged", sensitive="may run code"),
 }
 
 _BATCHING = {

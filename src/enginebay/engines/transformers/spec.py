@@ -75,6 +75,7 @@ SPEC = EngineSpec(
         Recipe("cuda", "5.19.0", (("torch",), (*_LIBRARIES, *_GRPC), _GUIDED)),
     ),
     aliases=("pytorch",),
+    env_prefixes=("TRANSFORMERS_",),
     tasks=("generate", "embed"),
     conversions={"gguf": "safetensors"},
     preferences=PREFERENCES,

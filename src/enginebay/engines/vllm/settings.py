@@ -151,7 +151,9 @@ _EXECUTION = {
 }
 
 _MODEL = {
-    "trust_remote_code": Setting("bool", "Run Python code from the model's files", native="trust_remote_code"),
+    "trust_remote_code": Setting(
+        "bool", "Run Python code from the model's files", native="trust_remote_code", sensitive="runs code"
+    ),
     "seed": Setting("int", "Random seed of the engine", native="seed"),
     "quantization_method": Setting("str", "gptq, awq, fp8, ...; unset: from the checkpoint", native="quantization"),
     "quantization.load_in_4bit": Setting(
@@ -216,7 +218,7 @@ _MODEL = {
     ),
     "logprobs": Setting("int", "Top logprobs per token", translates("request default"), minimum=1, maximum=20),
     "logit_bias": Setting("map", "Logit bias by token id", translates("request default")),
-    "extra": Setting("map", "Additional engine arguments, by vLLM's names", default={}),
+    "extra": Setting("map", "Additional engine arguments, by vLLM's names", default={}, sensitive="may run code"),
 }
 
 SETTINGS: dict[str, Setting] = {**_MEMORY, **_EXECUTION, **_MODEL}

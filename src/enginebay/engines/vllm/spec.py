@@ -80,4 +80,5 @@ SPEC = EngineSpec(
     presets=PRESETS,
     trims=TRIMS,
     patches=tuple(patch.declare() for patch in PATCHES),
+    env_prefixes=("VLLM_", "FLASHINFER_", "TRANSFORMERS_"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ class LaunchPlan:
     tool_format: str = "auto"  # the configured tool call format
     version: str = ""  # of the installed engine
     devices: tuple[str, ...] = ("cpu",)  # supported by the installed library
+    allow_special_tokens: bool = False  # in the messages of its chats
 
 
 @interruptible()
@@ -92,11 +94,13 @@ def make_launch_plan(
         mode=mode,
         processes=processes,
         environment=environment.variables,
+        env_prefixes=spec.env_prefixes,
+        variables=select_model_variables(spec, merged, configured, os.environ),
     )
     source = stored.path if stored else None
     return LaunchPlan(
         name, spec, tuple(decision.reasons), warnings, source, launch, configured.tool_format,
-        environment.version, tuple(environment.probe.devices),
+        environment.version, tuple(environment.probe.devices), configured.allow_special_tokens,
     )  # fmt: skip
 
 
@@ -112,6 +116,18 @@ def _resolve_model_and_engine(
     stored = models.ensure_model(configured.source or name, offline=config.offline, say=say, with_code=with_code)
     task = task or _infer_task(configured, stored)
     return stored, decide_engine_for(stored, requested, task), task
+
+
+def select_model_variables(
+    spec: EngineSpec, settings: Mapping[str, Any], configured: ModelConfig, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of this model only: its `env:`, and those that settings name, such as one with a key. Pure."""
+    named = [
+        str(settings[name]) for name, setting in spec.settings.items() if setting.names_variable and settings.get(name)
+    ]
+    requested = {**dict.fromkeys(named), **(configured.env or {})}
+    values = {name: environ.get(name) if value is None else value for name, value in requested.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def choose_launch_mode(spec: EngineSpec, settings: Mapping[str, Any]) -> tuple[LaunchMode, int]:

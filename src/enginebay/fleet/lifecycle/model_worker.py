@@ -72,5 +72,6 @@ def _build_handle(plan: LaunchPlan, process: WorkerProcess, sampling: Mapping[st
         loras=tuple(load.loras),
         task=load.task,
         tool_format=plan.tool_format,
+        allow_special_tokens=plan.allow_special_tokens,
         sampling=dict(sampling),
     )

@@ -163,9 +163,11 @@ def _needs_new_worker(current: Variant, desired: Variant) -> bool:
     """Return whether the change needs a new worker."""
     if current.plan is None or desired.plan is None:
         return current.plan is not desired.plan or str(current.error) != str(desired.error)
-    return (current.plan.launch, current.plan.tool_format, current.sampling) != (
-        desired.plan.launch,
-        desired.plan.tool_format,
+    before, after = current.plan, desired.plan
+    return (before.launch, before.tool_format, before.allow_special_tokens, current.sampling) != (
+        after.launch,
+        after.tool_format,
+        after.allow_special_tokens,
         desired.sampling,
     )
 

@@ -45,7 +45,7 @@ class StandbyPool:
     async def take(self, launch: WorkerLaunch) -> WorkerProcess | None:
         """Return a standby for this launch, or None. The caller owns it from now on."""
         starting = self._starting.get(launch.load.kind)
-        compatible = self._pythons.get(launch.load.kind) == launch.python and launch.mode is LaunchMode.DIRECT
+        compatible = self._pythons.get(launch.load.kind) == launch.python and _can_use_standby(launch)
         if starting is not None and compatible:  # ready sooner than a new process
             await asyncio.wait({starting}, timeout=_START_TIMEOUT_S)
         spare = self._spare.get(launch.load.kind)
@@ -59,7 +59,7 @@ class StandbyPool:
         """Start a standby for an imminent load."""
         kind = plan.spec.kind
         exists = kind in self._spare or kind in self._starting
-        if not exists and not self._closed and plan.launch.mode is LaunchMode.DIRECT:
+        if not exists and not self._closed and _can_use_standby(plan.launch):
             self._starting[kind] = asyncio.create_task(self._start(plan))
 
     def list_pids(self) -> dict[str, int]:
@@ -87,7 +87,8 @@ class StandbyPool:
         kind = plan.spec.kind
         self._pythons[kind] = plan.launch.python
         load = Load(kind=kind, engine=plan.spec.engine, model="(standby)", path="")
-        launch = replace(plan.launch, load=load, log=logs_dir() / f"{kind}-standby.log", mode=LaunchMode.DIRECT)
+        log = logs_dir() / f"{kind}-standby.log"
+        launch = replace(plan.launch, load=load, log=log, mode=LaunchMode.DIRECT, variables={})
         try:
             self._spare[kind] = await WorkerProcess.start_standby(launch)
             if kind in self.kinds:
@@ -112,5 +113,9 @@ class StandbyPool:
 
 
 def _is_compatible(spare: WorkerProcess, launch: WorkerLaunch) -> bool:
-    same = spare.launch.python == launch.python and launch.mode is LaunchMode.DIRECT
-    return same and spare.returncode is None
+    return spare.launch.python == launch.python and _can_use_standby(launch) and spare.returncode is None
+
+
+def _can_use_standby(launch: WorkerLaunch) -> bool:
+    """Return whether a standby can take the launch: one has no launcher and no variables of a model."""
+    return launch.mode is LaunchMode.DIRECT and not launch.variables

@@ -45,7 +45,7 @@ def estimate_memory(spec: EngineSpec, facts: MemoryFacts, python: Path) -> Memor
     try:
         function = getattr(import_module(module), name, None) if find_spec(module.partition(".")[0]) else None
         if function is None:
-            reply = run_probe(python, {"memory": spec.memory, "facts": asdict(facts)})
+            reply = run_probe(python, {"memory": spec.memory, "facts": asdict(facts)}, spec.env_prefixes)
             estimate = MemoryEstimate(**reply["memory"])
         else:
             estimate = function(facts)

@@ -29,6 +29,7 @@ class ReplicaHandle:
     task: str = "generate"
     tool_format: str = "auto"  # a tool format's name, or auto: by the chat template
     sampling: Mapping[str, Any] = field(default_factory=dict)  # the configuration's request defaults
+    allow_special_tokens: bool = False  # the model's default for chats
 
 
 class ModelClient:
@@ -47,14 +48,17 @@ class ModelClient:
         client = WorkerClient(handle.address, death)
         try:
             encoder = await asyncio.to_thread(PromptEncoder, handle.source, client, handle.spec.byte_tokens)
+            encoder.allow_special_tokens = handle.allow_special_tokens
             return cls(handle, client, encoder)
         except BaseException:
             await client.close()
             raise
 
     async def prepare(self, request: GenerateRequest, **options: Any) -> tuple[GenerateRequest, dict[str, str]]:
-        """Return the tokenized request and the translated parameters."""
+        """Return the request, tokenized unless the engine renders itself, and the translated parameters."""
         translated = self.negotiate(request)
+        if self.spec.renders:
+            return request, translated
         ids = await self.prompt_encoder.encode_request(request, **options)
         return replace(request, token_ids=ids, text=None, messages=None), translated
 

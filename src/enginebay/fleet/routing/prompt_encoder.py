@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +44,7 @@ class PromptEncoder:
         self._byte_tokens = byte_tokens
         self.tokenizer: Tokenizer | None = None
         self.renderer: ChatRenderer | None = None
+        self.allow_special_tokens = False  # the default for chats
         if source is not None:
             self.tokenizer, self.renderer = _load_cached(source)
 
@@ -96,24 +97,55 @@ class PromptEncoder:
             )
         return self.renderer.render(messages, **options)
 
-    async def encode_request(self, request: GenerateRequest, large: bool = False, **options: Any) -> tuple[int, ...]:
-        """Return the request's prompt as token ids. `large`: use a thread even if it is short, as one of many."""
+    async def encode_request(
+        self, request: GenerateRequest, large: bool = False, allow_special_tokens: bool | None = None, **options: Any
+    ) -> tuple[int, ...]:
+        """Return the request's prompt as token ids. `large`: use a thread even if it is short, as one of many.
+
+        `allow_special_tokens`: text that spells a special token becomes that token. None: the model's default in a
+        chat; true for a text, which may be a rendered chat.
+        """
         if request.token_ids is not None:
             return request.token_ids
         if request.messages is not None:
-            return await self.encode(await self.render_async(request.messages, large, **options), add_special=False)
-        [ids] = await self.encode_all((request.text or "",), large=large)
-        return ids
+            return await self.encode_chat(request.messages, options, large, allow_special_tokens)
+        return await self.encode_text(
+            request.text or "", large=large, allow_special_tokens=allow_special_tokens is not False
+        )
+
+    async def encode_chat(
+        self,
+        messages: Messages,
+        options: Mapping[str, Any],
+        large: bool = False,
+        allow_special_tokens: bool | None = None,
+        add_special: bool = False,
+    ) -> tuple[int, ...]:
+        """Render a chat with these options and return its token ids."""
+        allowed = self.allow_special_tokens if allow_special_tokens is None else allow_special_tokens
+        if allowed or self.tokenizer is None or self.renderer is None or not self.renderer.available:
+            return await self.encode(await self.render_async(messages, large, **options), add_special)
+        special_text = self.tokenizer.special_text
+        render = partial(self.renderer.render_escaped, messages, special_text, **options)
+        text, literals = await asyncio.to_thread(render) if large or _is_long(messages) else render()
+        if not literals:
+            return await self.encode(text, add_special)
+        return tuple(await asyncio.to_thread(special_text.encode, text, literals, add_special))
 
     async def render_async(self, messages: Messages, large: bool = False, **options: Any) -> str:
         """Render a chat; a large one in a thread, because templates are programs."""
-        if (
-            large
-            or len(messages) > _MANY_MESSAGES
-            or sum(len(str(message.get("content", ""))) for message in messages) > _LONG_CHARS
-        ):
+        if large or _is_long(messages):
             return await asyncio.to_thread(self.render, messages, **options)
         return self.render(messages, **options)
+
+    async def encode_text(
+        self, text: str, add_special: bool = True, *, large: bool = False, allow_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """Return the token ids of a text, in which special tokens may count as plain text."""
+        if not allow_special_tokens and self.tokenizer is not None and self.tokenizer.special_text.count(text):
+            return tuple(await asyncio.to_thread(self.tokenizer.special_text.encode_literally, text, add_special))
+        [ids] = await self.encode_all((text,), add_special, large)
+        return ids
 
     async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
         [ids] = await self.encode_all((text,), add_special)
@@ -136,6 +168,13 @@ class PromptEncoder:
         return list(map(tuple, self.tokenizer.encode_batch(texts, add_special)))
 
 
+def _is_long(messages: Messages) -> bool:
+    return (
+        len(messages) > _MANY_MESSAGES
+        or sum(len(str(message.get("content", ""))) for message in messages) > _LONG_CHARS
+    )
+
+
 def preload_prompt_files(source: Path | None) -> None:
     """Read a model's tokenizer and template ahead of time. Errors surface on first use."""
     try:
@@ -155,8 +194,9 @@ def _load_cached(source: Path) -> tuple[Tokenizer | None, ChatRenderer]:
 def _load_files(source: Path, stamp: FileStamp) -> tuple[Tokenizer | None, ChatRenderer]:
     try:
         tokenizer = load_tokenizer(source)
+        _ = tokenizer.special_text  # takes a moment for a large vocabulary
     except Unsupported:
-        tokenizer = None  # use the engine's own
+        return None, load_renderer(source)  # use the engine's own
     return tokenizer, load_renderer(source)
 
 

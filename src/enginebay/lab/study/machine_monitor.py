@@ -23,6 +23,7 @@ from enginebay.meters.devices.proc_files import list_process_tree
 from enginebay.meters.meter_discovery import find_meters, get_gpu_labels
 from enginebay.meters.meter_sampler import MeterSampler
 from enginebay.meters.sample import Absent, Meter, Sample, list_devices
+from enginebay.util.http_policy import build_token_headers
 
 _DEVICE_PREFIXES = {"gpu": "gpu:", "cpu": "cpu:"}  # devices that are summed under one name
 CLIENT, SERVER = "client", "server"
@@ -121,7 +122,8 @@ def monitor_machine(
     `server_pid`: of a server that is a child of this process. Any other Enginebay server reports its own meters.
     """
     readings = MachineReadings()
-    meters = _open_meters(readings, target, server_pid, admin_headers or target.headers)
+    headers = {**(admin_headers or target.headers), **build_token_headers(target.url)}
+    meters = _open_meters(readings, target, server_pid, headers)
     readings.sampler = MeterSampler(meters, INTERVAL_S)
     readings.sampler.start()
     try:

@@ -37,11 +37,14 @@ _find_route = lru_cache(maxsize=256)(find_route)
 class App:
     """Implements `http.http_settings.HttpApplication`."""
 
-    def __init__(self, context: ServerContext, keyring: Keyring, tracer: Tracer, *, keyless: bool) -> None:
+    def __init__(
+        self, context: ServerContext, keyring: Keyring, tracer: Tracer, *, keyless: bool, admin_token: str = ""
+    ) -> None:
         self.context = context
         self.keyring = keyring
         self._tracer = tracer
         self.keyless = keyless  # no keys: only this host may connect, and no foreign web pages
+        self._admin_token = admin_token  # for /admin without keys; empty: nobody may
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = itertools.count(1)
@@ -98,9 +101,12 @@ class App:
         """Check the request's key and rate limits. Raise when it must not go on."""
         if route.scope is None:
             return
+        if route.scope == "optional":
+            request_context.is_anonymous = self._is_anonymous(request_context.exchange)
+            return
         key = request_context.key = authenticate(self.keyring, request_context.exchange.headers, route.scope)
         if key is None and route.scope == "admin":
-            check_local_admin(request_context.exchange)
+            check_local_admin(request_context.exchange, self._admin_token)
         if key is None or not route.rate_limited or (key.requests_per_minute is None and key.tokens_per_minute is None):
             return
         decision = await self.context.rate_limits.take(key)
@@ -112,6 +118,14 @@ class App:
                 "this API key reached its rate limit", f"try again in {decision.retry_after_s:.1f} s",
                 retry_after_s=decision.retry_after_s,
             )  # fmt: skip
+
+    def _is_anonymous(self, exchange: Exchange) -> bool:
+        """Return whether the server has keys and the request presents none of them."""
+        try:
+            authenticate(self.keyring, exchange.headers, "any")
+        except EnginebayError:
+            return True
+        return False
 
     async def _run_with_retries(self, request_context: RequestContext, route: Route) -> None:
         await self._admit(request_context, route)

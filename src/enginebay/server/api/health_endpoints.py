@@ -19,12 +19,11 @@ async def get_liveness(context: ServerContext, request_context: RequestContext) 
 
 async def get_readiness(context: ServerContext, request_context: RequestContext) -> None:
     readiness = await check_readiness(context)
-    body = ReadinessObject(
-        "not ready" if readiness.reasons else "ready",
-        readiness.models,
-        readiness.reasons or msgspec.UNSET,
-        readiness.failing or msgspec.UNSET,
-    )
+    body = ReadinessObject("not ready" if readiness.reasons else "ready")
+    if not request_context.is_anonymous:  # names of models are not for everybody
+        body.models = readiness.models
+        body.reasons = readiness.reasons or msgspec.UNSET
+        body.failing = readiness.failing or msgspec.UNSET
     request_context.exchange.respond(503 if readiness.reasons else 200, _encode(body))
 
 

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Mapping
 
 from enginebay.errors import Forbidden, Unauthorized
+from enginebay.server.auth.admin_token import check_admin_token
 from enginebay.server.auth.api_keys import ApiKey, Keyring
 from enginebay.server.http.exchange import Exchange
 
@@ -63,14 +64,18 @@ def apply_cors(exchange: Exchange, origins: tuple[str, ...]) -> bool:
     return True
 
 
-def check_local_admin(exchange: Exchange) -> None:
-    """Raise `Forbidden` unless the request comes directly from this host, even if `allow_without_key` is set."""
+def check_local_admin(exchange: Exchange, admin_token: str) -> None:
+    """Raise `Forbidden` unless the request comes directly from this host with the token, even if `allow_without_key` is set.
+
+    A proxy on this host may leave no trace, so the address alone proves nothing.
+    """
     proxied = any(name in exchange.headers for name in ("forwarded", "x-forwarded-for", "via"))
     if proxied or not _is_local_peer(exchange):
         raise Forbidden(
             "without an API key only local clients may manage the server", "create a key: bay keys create NAME --admin"
         )
     check_origin(exchange, (), keyless=True)
+    check_admin_token(exchange.headers, admin_token)
 
 
 def _is_local_peer(exchange: Exchange) -> bool:

@@ -25,6 +25,7 @@ from enginebay.server.http.http_settings import HttpApplication, HttpSettings
 
 _MAX_PIPELINED = 8  # requests read ahead of the current one
 _NOT_HTTP = "the request is not valid HTTP/1.1"
+_NO_HOST = "a request needs exactly one Host header"
 _MAX_FRAMING_FACTOR = 8  # bytes on the wire, with chunk sizes, extensions and trailers, as a multiple of max_body_bytes
 _PROGRESS_BYTES = 4096  # reading this much before the deadline extends it
 _UNAUTHENTICATED_BODY_BYTES = 64 << 10  # body size that is read before the key is checked
@@ -172,6 +173,9 @@ class HttpConnection(asyncio.Protocol):
         exchange = Exchange(self, method, self._target.decode("latin-1"), self._headers)
         version = self._parser.get_http_version()
         if version == "1.1":
+            if "," in self._headers.get("host", ","):  # missing, or sent twice
+                self._refuse(400, _NO_HOST, exchange)
+                return
             exchange.keep_alive = bool(self._parser.should_keep_alive())
         elif version == "1.0":
             exchange.keep_alive = exchange.accepts_chunked = False

@@ -35,6 +35,7 @@ class RequestContext:
         "finish_reason",
         "first_error",
         "id",
+        "is_anonymous",
         "key",
         "labels",
         "lora",
@@ -62,6 +63,7 @@ class RequestContext:
         self.id = client_id if _SAFE_ID.match(client_id) else generated_id
         self.started_at = time.time() - (time.perf_counter() - exchange.received_at)  # when it was received
         self.key: ApiKey | None = None
+        self.is_anonymous = False  # without a key, where one is optional and the server has some
         self.model = ""
         self.catalog_entry: CatalogEntry | None = None
         self.labels = ("(none)", "(none)")  # model and engine

@@ -42,6 +42,12 @@ async def prepare_request(
                 "remove truncate_prompt_tokens",
                 param="truncate_prompt_tokens",
             )
+        if "allow_special_tokens" in template_options:
+            raise Unsupported(
+                f"{session.labels[1]} tokenizes on a remote server",
+                "remove allow_special_tokens",
+                param="allow_special_tokens",
+            )
         return request
     ids = await session.client.prompt_encoder.encode_request(
         request, large=request_context.has_large_body, **template_options

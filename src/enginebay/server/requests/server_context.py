@@ -75,5 +75,7 @@ class Route(NamedTuple):
     path: str
     handler: RouteHandler
     name: str  # in metrics and logs
-    scope: str | None = "inference"  # the scope a key needs; "any": every key; None: no key
+    scope: str | None = (
+        "inference"  # the scope a key needs; "any": every key; "optional": a key shows more; None: no key
+    )
     rate_limited: bool = False  # counts against the key's rate limits

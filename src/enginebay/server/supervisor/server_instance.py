@@ -36,6 +36,7 @@ class ServerSetup:
     max_wait_s: float = 300.0  # for a model that is not loaded
     processes: int = 1  # number of processes that share the limits
     replicas: Mapping[str, ReplicaHandle] = field(default_factory=dict)  # awake now, by variant
+    admin_token: str = field(default="", repr=False)  # for /admin without keys
 
     @property
     def keyless(self) -> bool:
@@ -64,7 +65,9 @@ class ServerInstance:
             max_wait_s=setup.max_wait_s,
             routes=ROUTES,
         )
-        self._app = App(self._context, setup.keyring, self._tracer, keyless=setup.keyless)
+        self._app = App(
+            self._context, setup.keyring, self._tracer, keyless=setup.keyless, admin_token=setup.admin_token
+        )
         self._http = _build_http_settings(config)
         self._listener = HttpListener(sock, self._http, self._app)
         if self._tracer.note:

@@ -15,6 +15,7 @@ from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.memory.memory_observed import ObservedResources
 from enginebay.fleet.routing.variants import build_routes
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate
+from enginebay.server.auth.admin_token import AdminToken
 from enginebay.server.auth.api_keys import ApiKey, Keyring
 from enginebay.server.auth.rate_limits import RateLimitDecision, RateLimiter
 from enginebay.server.supervisor.admin_commands import AdminCommands
@@ -66,6 +67,7 @@ class Supervisor:
         config = desired.config
         self.desired = desired
         self._sock = sock
+        self._admin_token = AdminToken(sock)
         self._report = report
         self._on_ready = on_ready
         self._metrics = ServerMetrics()
@@ -119,6 +121,7 @@ class Supervisor:
                 await self._serve_in_children()
         finally:
             self._sock.close()
+            self._admin_token.remove()
             await self._admin.close()
             await self.fleet.close()
 
@@ -158,6 +161,7 @@ class Supervisor:
                 for replica in replicas
                 if replica.ready and replica.worker is not None
             },
+            self._admin_token.text,
         )
 
     def _mark_serving(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from enginebay.errors import EnginebayError, InvalidRequest, ModelInvalid, Unsupported
 from enginebay.text.chat.chat_messages import normalize_messages
 from enginebay.text.gguf.gguf_reader import read_gguf
+from enginebay.text.tokenization.special_text import Escaped, SpecialText
 from enginebay.text.tokenization.tokenizer import Tokenizer, load_special_tokens
 
 DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE = "default", "tool_use"
@@ -42,17 +43,26 @@ class ChatRenderer:
         """Whether the model has a default chat template."""
         return DEFAULT_TEMPLATE in self.templates
 
-    def render(
+    def render(self, messages: Messages, **options: Any) -> str:
+        """Render a chat to text. Options are those of `render_escaped`."""
+        return self.render_escaped(messages, None, **options)[0]
+
+    def render_escaped(
         self,
         messages: Messages,
+        special_text: SpecialText | None,
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
-    ) -> str:
-        """Render a chat to text. `variables` (`enable_thinking`, `date_string`, …) go to the template unchanged."""
+    ) -> tuple[str, dict[str, str]]:
+        """Render a chat to text, with stand-ins for special tokens that the request spells, and what they stand for.
+
+        `variables` (`enable_thinking`, `date_string`, …) go to the template unchanged.
+        """
         from enginebay.text.chat.template_sandbox import reads_content_parts
 
         if continue_final_message and add_generation_prompt:
@@ -62,22 +72,21 @@ class ChatRenderer:
                 param="continue_final_message",
             )
         source = self._select_template(tools)
-        chat = normalize_messages(
-            messages, keep_parts=reads_content_parts(source), supports_developer="developer" in source
-        )
-        final = _tag_final_message(chat) if continue_final_message else None
-        text = _render_template(
-            source,
-            {
-                **self.special_tokens,
-                **variables,
-                "messages": chat,
-                "tools": _copy_objects(tools, "tools"),
-                "documents": _copy_objects(documents, "documents"),
-                "add_generation_prompt": add_generation_prompt,
-            },
-        )
-        return text if final is None else _cut_after_tag(text, final)
+        requested = {
+            **variables,
+            "messages": normalize_messages(
+                messages, keep_parts=reads_content_parts(source), supports_developer="developer" in source
+            ),
+            "tools": _copy_objects(tools, "tools"),
+            "documents": _copy_objects(documents, "documents"),
+        }
+        literals: dict[str, str] = {}
+        if special_text is not None and (escaped := _escape_request(requested, special_text)) is not None:
+            requested, literals = escaped
+        final = _tag_final_message(requested["messages"]) if continue_final_message else None
+        fixed = {**self.special_tokens, **requested, "add_generation_prompt": add_generation_prompt}
+        text = _render_template(source, fixed)
+        return text if final is None else _cut_after_tag(text, final), literals
 
     def encode(self, tokenizer: Tokenizer, messages: Messages, **options: Any) -> list[int]:
         """Return the token ids of a chat. The template writes all special tokens, so none are added."""
@@ -94,6 +103,20 @@ class ChatRenderer:
                 param="messages",
             )
         return self.templates[DEFAULT_TEMPLATE]
+
+
+def _escape_request(requested: dict[str, Any], special_text: SpecialText) -> Escaped | None:
+    """Escape the special tokens in a request, also those that it spells in several parts of one message."""
+    for message in requested["messages"]:
+        parts = message["content"]
+        if isinstance(parts, list) and len(parts) > 1:
+            joined = "".join(part["text"] for part in parts)
+            if special_text.count(joined) != sum(special_text.count(part["text"]) for part in parts):
+                message["content"] = [{"type": "text", "text": joined}]
+    try:
+        return special_text.escape(requested)
+    except RecursionError:
+        raise InvalidRequest("the request is nested too deeply", param="messages") from None
 
 
 def load_renderer(path: Path) -> ChatRenderer:

@@ -206,6 +206,8 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def _invalid_gguf(path: Path, reason: str) -> ModelInvalid:
+    if len(reason) > 250:  # it quotes a name, and a damaged one can be megabytes long
+        reason = f"{reason[:150]} ... {reason[-80:]}"
     return ModelInvalid(f"{path} is not a valid GGUF model: {reason}", "fetch the file again")
 
 

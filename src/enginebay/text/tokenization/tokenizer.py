@@ -21,12 +21,13 @@ import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enginebay.errors import InvalidRequest, ModelInvalid, Unsupported
 from enginebay.text.gguf.gguf_reader import GgufFile, read_gguf, read_special_tokens
+from enginebay.text.tokenization.special_text import SpecialText
 from enginebay.util.atomic_file import read_json_object, read_json_or_none
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         return self.raw.decode(list(ids), skip_special_tokens=skip_special)
+
+    @cached_property
+    def special_text(self) -> SpecialText:
+        return SpecialText(self.raw)
 
     def id_to_token(self, number: int) -> str | None:
         """Return a token as spelled in the vocabulary."""

@@ -14,31 +14,21 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from enginebay.contract import Facts, LaunchMode, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory, WorkerDied, from_kind
 from enginebay.util import nvml
+from enginebay.util.child_processes import select_worker_variables
+from enginebay.util.paths import open_log_file
 from enginebay.worker import bootstrap, codec
 from enginebay.worker.client_side.child_process import ChildProcess
 from enginebay.worker.client_side.oom_kills import read_oom_kills
 
 _LOG_TAIL_LINES = 5
 _LOG_TAIL_BYTES = 8192
-_PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-# Set if Enginebay itself runs under a launcher: a worker must not mistake itself for one of its ranks.
-_LAUNCHER_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
-_HIDDEN_VARIABLES = frozenset((*_PYTHON_VARIABLES, *_LAUNCHER_VARIABLES))
 _GUARD_TIMEOUT_S = 1.0  # for the guards' connections, made before the worker's first reply
 _KILL_TIMEOUT_S = 10.0  # for the kernel to end a killed process
 _CLOSE_GRACE_S = 5.0  # requests are cancelled by then
@@ -54,7 +44,9 @@ class WorkerLaunch:
     log: Path
     mode: LaunchMode = LaunchMode.DIRECT
     processes: int = 1
-    environment: Mapping[str, str] | None = None
+    environment: Mapping[str, str] | None = None  # of the engine's environment
+    env_prefixes: tuple[str, ...] = ()  # of variables that pass to the worker beside the common ones
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # the model's own; may hold secrets
 
 
 def build_argv(launch: WorkerLaunch, directory: Path) -> list[str]:
@@ -156,8 +148,7 @@ class WorkerProcess:
     def _open_log(self) -> BinaryIO:
         load, path = self.launch.load, self.launch.log
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            log: BinaryIO = path.open("ab", buffering=0)
+            log: BinaryIO = os.fdopen(open_log_file(path, append=True), "ab", buffering=0)
         except OSError:  # serve even if the disk has no space for logs
             log = Path(os.devnull).open("ab", buffering=0)  # noqa: SIM115 - the caller closes it
         self._log_start = log.seek(0, os.SEEK_END)
@@ -176,7 +167,7 @@ class WorkerProcess:
         listener.listen(2 * self.launch.processes)
         listener.setblocking(False)
         with listener, self._open_log() as log:
-            self._process = ChildProcess(arguments, log, {**_build_environment(), **(self.launch.environment or {})})
+            self._process = ChildProcess(arguments, log, _build_environment(self.launch))
             reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
             listening = asyncio.create_task(self._accept_connections(listener, reply))
             try:
@@ -334,9 +325,9 @@ def _kill_group(group: int) -> None:
         pass
 
 
-def _build_environment() -> dict[str, str]:
-    """Return our environment without variables that make another interpreter import from it."""
-    environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_VARIABLES}
+def _build_environment(launch: WorkerLaunch) -> dict[str, str]:
+    """Return the worker's environment: an allow-list of ours, and what the engine and the model add."""
+    environment = select_worker_variables(launch.env_prefixes) | {**(launch.environment or {}), **launch.variables}
     environment |= {"PYTHONUNBUFFERED": "1", nvml.FILE_VARIABLE: nvml.find_nvml_file()}
     if sys.flags.safe_path:
         environment["PYTHONSAFEPATH"] = "1"

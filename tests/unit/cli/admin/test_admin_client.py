@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +22,7 @@ import pytest
 from enginebay.cli.admin.admin_client import show_elapsed, to_response_error
 from enginebay.cli.commands import engines
 from enginebay.cli.main import main
+from enginebay.util import paths
 from tests.unit.cli.output.test_fleet_tables import COLD, fleet, model
 
 NOWHERE = "http://127.0.0.1:1"
@@ -29,6 +34,7 @@ class Stub:
     def __init__(self) -> None:
         self.status, self.answer, self.wait_s = 200, b"{}", 0.0
         self.asked: list[tuple[str, str, Any, str | None]] = []
+        self.tokens: list[str | None] = []
         self.url = ""
 
     def says(self, answer: Any, status: int = 200, wait_s: float = 0.0) -> None:
@@ -48,6 +54,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
             self._reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
         def _reply(self, body: Any) -> None:
+            found.tokens.append(self.headers["x-enginebay-token"])
             found.asked.append((self.command, self.path, body, self.headers["Authorization"]))
             time.sleep(found.wait_s)
             self.send_response(found.status)
@@ -279,3 +286,92 @@ def _until(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return found
+
+
+# The local token, and ways to pass a key
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setattr(paths, "_SHARED_BASES", ())
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder) / "enginebay"
+
+
+def write_token(runtime: Path, url: str, text: str, pid: int | None = None) -> Path:
+    runtime.mkdir(mode=0o700, exist_ok=True)
+    path = runtime / f"admin-{url.rpartition(':')[2]}-{os.getpid() if pid is None else pid}.token"
+    path.write_text(text)
+    return path
+
+
+def test_the_token_of_a_server_on_this_host_is_sent(
+    stub: Stub, runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.says(fleet(model()))
+    assert main(["ps"]) == 0
+    write_token(runtime, stub.url, "dead", pid=2**22 + 1)
+    assert main(["ps"]) == 0
+    write_token(runtime, stub.url, "mine")
+    write_token(runtime, "http://127.0.0.1:1", "another server's")
+    assert main(["ps"]) == 0
+    assert main(["ps", "--key", "a-key"]) == 0
+    assert stub.tokens == [None, None, "mine", "mine"]
+    capsys.readouterr()
+    assert main(["keys", "token"]) == 0
+    assert capsys.readouterr().out == "mine\n"
+    assert main(["keys", "token", "--url", "http://127.0.0.1:2"]) == 1
+    assert "no server of yours runs at http://127.0.0.1:2" in capsys.readouterr().err
+
+
+def test_a_token_in_a_folder_that_others_can_write_is_not_believed(stub: Stub, runtime: Path) -> None:
+    stub.says(fleet(model()))
+    write_token(runtime, stub.url, "planted")
+    runtime.chmod(0o777)
+    assert main(["ps"]) == 0 and stub.tokens == [None]
+
+
+def test_another_host_needs_a_key(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["unload", "m", "--url", "http://models.example:8000"]) == 2
+    told = capsys.readouterr().err
+    assert "managing the server at http://models.example:8000 needs an API key" in told and "--key-file" in told
+
+
+def test_a_key_comes_from_a_file_or_standard_input(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.says(fleet(model()))
+    (tmp_path / "key").write_text("from-a-file\n")
+    assert main(["ps", "--key-file", str(tmp_path / "key")]) == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("from-stdin\n"))
+    assert main(["ps", "--key-file", "-"]) == 0
+    monkeypatch.setenv("ENGINEBAY_ADMIN_KEY", "from-a-variable")
+    assert main(["ps"]) == 0
+    assert main(["ps", "--key-file", str(tmp_path / "key")]) == 0
+    keys = [key for *_, key in stub.asked]
+    assert keys == ["Bearer from-a-file", "Bearer from-stdin", "Bearer from-a-variable", "Bearer from-a-file"]
+    for words, told in (
+        (["--key-file", str(tmp_path / "none")], "cannot read the key file"),
+        (["--key-file", os.devnull], "does not hold an API key"),
+        (["--key", "x", "--key-file", str(tmp_path / "key")], "mutually exclusive"),
+    ):
+        capsys.readouterr()
+        assert main(["ps", *words]) == 2
+        assert told in capsys.readouterr().err
+    assert len(stub.asked) == 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc")
+def test_a_key_on_the_command_line_is_hidden_from_ps(stub: Stub) -> None:
+    stub.says(fleet(model()), wait_s=1.0)
+    command = [sys.executable, "-m", "enginebay.cli.main", "ps", "--url", stub.url, "--key", "hush-hush-hush"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not stub.asked and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        _, told = process.communicate(timeout=60)
+    assert stub.asked[0][3] == "Bearer hush-hush-hush" and process.returncode == 0
+    assert b"hush" not in shown and b"--key\0****" in shown and told == ""

@@ -53,6 +53,8 @@ def test_create_as_json(capsys, home):
 
 def test_the_file_is_the_configs_unless_named(capsys, tmp_path):
     Path("enginebay.yaml").write_text("server: {keys_file: conf/k.yaml}\n")
+    assert main(["config", "trust"]) == 0
+    capsys.readouterr()
     assert bay(capsys, "create", "one")[0] == 0
     assert bay(capsys, "create", "two", "--file", "other.yaml")[0] == 0
     assert (tmp_path / "conf/k.yaml").is_file() and (tmp_path / "other.yaml").is_file()

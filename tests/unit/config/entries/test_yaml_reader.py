@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from enginebay.config.entries import yaml_reader
 from enginebay.config.entries.config_entry import ProblemCollector
 from enginebay.config.entries.yaml_reader import MAX_BYTES, read_yaml_file
 
@@ -57,7 +60,7 @@ def test_an_empty_file_is_an_empty_config(tmp_path: Path, text: str) -> None:
         ("x: 1\na: !!python/object/apply:os.system ['true']\n", "f.yaml:2: the tag !!python/object/apply:os.system"),
         ("a: !thing 1\n", "f.yaml:1: the tag !thing is not allowed"),
         ("a: !!int many\n", "f.yaml:1: cannot read 'many'"),
-        ("a: " + "9" * 5000 + "\n", "f.yaml:1: cannot read '999"),
+        ("a: " + "9" * 5000 + "\n", "f.yaml:1: a number has 5000 characters"),
         ("? [a]\n: 1\n", "f.yaml:1: a key must be plain text"),
         ("a: *nowhere\n", "f.yaml:1: not valid YAML: found undefined alias"),
         ("a: &a\n  b: *a\n", "nested too deeply"),
@@ -91,3 +94,61 @@ def test_a_directory_is_one_line(tmp_path: Path) -> None:
     problems = ProblemCollector()
     read_yaml_file(tmp_path, "f.yaml", problems)
     assert str(problems.items[0]) == "f.yaml: cannot be read: Is a directory"
+
+
+# Files that are no files, and numbers that are no numbers
+
+
+def test_an_endless_device_is_one_line() -> None:
+    problems = ProblemCollector()
+    read_yaml_file(Path("/dev/zero"), "f.yaml", problems)
+    assert [str(problem) for problem in problems.items] == ["f.yaml: the file is over 1 MiB"]
+
+
+def test_an_empty_device_is_an_empty_file() -> None:
+    problems = ProblemCollector()
+    assert read_yaml_file(Path("/dev/null"), "f.yaml", problems).value == {} and not problems.items
+
+
+def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_reader, "_READ_TIMEOUT_S", 0.2)
+    os.mkfifo(tmp_path / "pipe")
+    problems = ProblemCollector()
+    read_yaml_file(tmp_path / "pipe", "f.yaml", problems)
+    assert [str(problem) for problem in problems.items] == ["f.yaml: cannot be read: nothing to read within 0.2 s"]
+
+
+def test_a_pipe_is_read_to_its_end() -> None:
+    """As in `bay serve -c <(generate)`."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "w") as pipe:
+            for line in ("a: 1\n", "b: 2\n"):
+                pipe.write(line)
+                pipe.flush()
+                time.sleep(0.05)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    problems = ProblemCollector()
+    root = read_yaml_file(Path(f"/dev/fd/{reading}"), "f.yaml", problems)
+    thread.join()
+    os.close(reading)
+    assert root.to_plain() == {"a": 1, "b": 2} and not problems.items
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["1" * 80_000, "0x" + "f" * 80_000, "0b" + "1" * 80_000, "1" * 80_000 + ".5", "1_" * 40_000 + "e", "1" + ":59" * 30_000, "-" + "7" * 65],
+)  # fmt: skip
+def test_a_number_of_many_digits_is_one_line_and_quick(tmp_path: Path, number: str) -> None:
+    started = time.monotonic()
+    _, problems = read(tmp_path, f"server: {{port: {number}}}\n")
+    assert time.monotonic() - started < 10
+    assert all(len(problem) < 200 for problem in problems)
+    assert problems or number.endswith("e")  # which is text
+
+
+def test_a_hexadecimal_number_is_a_number(tmp_path: Path) -> None:
+    assert read(tmp_path, "port: 0x1F90\n") == ({"port": 8080}, [])

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from enginebay.config.resolved_config import ModelConfig
 from enginebay.contract import LaunchMode, Load
 from enginebay.engines.registry import get_spec
 from enginebay.errors import ConfigError
-from enginebay.fleet.lifecycle.launch_plan import _prepare_model_path, choose_launch_mode
+from enginebay.fleet.lifecycle.launch_plan import _prepare_model_path, choose_launch_mode, select_model_variables
 from enginebay.worker.client_side.worker_process import WorkerLaunch, build_argv
 
 
@@ -48,3 +49,15 @@ def test_the_command_line_of_each_launcher(mode: LaunchMode, words: list[str]) -
     line = build_argv(launch, Path("/run/w"))
     assert line[0] == "/env/bin/python" and line[-2:] == ["serve", "/run/w"]
     assert all(word in line for word in words)
+
+
+def test_a_model_gets_its_own_variables_and_those_that_settings_name() -> None:
+    environ = {"MY_KEY": "secret", "HF_TOKEN": "hub", "OTHER": "x"}
+    configured = ModelConfig("m", env={"HF_TOKEN": None, "MISSING": None, "MODE": "fast"})
+    settings = {"key_env": "MY_KEY", "url": "http://x/v1"}
+    assert select_model_variables(get_spec("openai"), settings, configured, environ) == {
+        "MY_KEY": "secret",
+        "HF_TOKEN": "hub",
+        "MODE": "fast",
+    }
+    assert select_model_variables(get_spec("vllm"), {}, ModelConfig("m"), environ) == {}

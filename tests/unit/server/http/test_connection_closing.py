@@ -254,3 +254,24 @@ async def test_an_upgrade_is_declined_and_the_body_read() -> None:
         assert exchange.body == b"12345" and "upgrade" not in exchange.headers
         assert client.send(GET).statuses() == [200, 200]
     assert MemoryClient(reply_ok).send(b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n" + GET).statuses() == [400]
+
+
+# Host
+
+
+@pytest.mark.parametrize(
+    "headers", [b"", b"x-a: b\r\n", b"host: a\r\nhost: b\r\n", b"host: a\r\nHost: a\r\n", b"host: a,b\r\n"]
+)
+async def test_http_1_1_needs_exactly_one_host(headers: bytes) -> None:
+    client = MemoryClient(reply_ok).send(b"GET / HTTP/1.1\r\n" + headers + b"\r\n" + GET)
+    assert client.statuses() == [400] and client.app.requests == []
+    assert b"exactly one Host header" in client.received
+
+
+@pytest.mark.parametrize("headers", [b"host:\r\n", b"HOST: a\r\n", b"host: [::1]:80\r\n"])
+async def test_other_hosts_are_served(headers: bytes) -> None:
+    assert MemoryClient(reply_ok).send(b"GET / HTTP/1.1\r\n" + headers + b"\r\n").statuses() == [200]
+
+
+async def test_http_1_0_needs_none() -> None:
+    assert MemoryClient(reply_ok).send(b"GET / HTTP/1.0\r\n\r\n").statuses() == [200]

@@ -138,7 +138,7 @@ async def test_each_request_is_answered_in_its_own_version() -> None:
 
 
 async def test_connection_close_is_obeyed() -> None:
-    client = MemoryClient(reply_ok).send(GET.replace(b"host: x", b"connection: close") + GET)
+    client = MemoryClient(reply_ok).send(GET.replace(b"host: x", b"host: x\r\nconnection: close") + GET)
     await run_pending_callbacks()
     assert len(client.app.requests) == 1 and b"connection: close" in client.received and client.transport.closed
 

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import random
 import struct
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from enginebay.errors import ModelInvalid
+from enginebay.errors import EnginebayError, ModelInvalid
+from enginebay.text.chat.chat_renderer import load_renderer
 from enginebay.text.gguf.gguf_reader import is_gguf, read_gguf
+from enginebay.text.tokenization.tokenizer import load_tokenizer
 from tests.unit.text.tiny_gguf import build_gguf, build_tiny_llama
 
 
@@ -123,3 +127,27 @@ def test_missing_and_empty_files(tmp_path):
     assert not is_gguf(tmp_path / "none.gguf")
     with pytest.raises(ModelInvalid, match="does not start with GGUF"):
         read(tmp_path, b"")
+
+
+def test_damaged_files_give_one_clear_error_or_are_read(tmp_path):
+    """Also where the damage is in the vocabulary or the template."""
+    whole = build_tiny_llama()
+    header, draw = len(whole) - 4 * 10_000, random.Random(20)
+    outcomes = Counter()
+    for number in range(400):
+        damaged = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 2, 8, 64))):
+            damaged[draw.randrange(min(header, 9000))] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        path = tmp_path / f"{number}.gguf"
+        path.write_bytes(damaged)
+        try:
+            tokenizer = load_tokenizer(path)
+            tokenizer.decode(tokenizer.encode("hello <|im_end|> world"))
+            tokenizer.special_text.encode_literally("hello <|im_end|> world", add_special=True)
+            load_renderer(path).render([{"role": "user", "content": "hi"}])
+            outcomes["read"] += 1
+        except EnginebayError as error:
+            assert "\n" not in error.message and len(error.message) < 500
+            outcomes[type(error).__name__] += 1
+        path.unlink()
+    assert outcomes["read"] > 20 and outcomes["ModelInvalid"] > 20, outcomes

@@ -169,4 +169,5 @@ def _collect_template_options(body: ChatBody, tools: ToolUse) -> dict[str, Any]:
         documents=body.documents,
         add_generation_prompt=generation_prompt,
         continue_final_message=body.continue_final_message,
+        allow_special_tokens=body.allow_special_tokens,
     )

@@ -10,6 +10,7 @@ from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.openai import sampling_params
 from enginebay.server.api.openai.encoders.completion_encoder import CompletionEncoder
 from enginebay.server.api.openai.schemas import CompletionBody
+from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.encoding.choice_state import ChoiceState
 from enginebay.server.encoding.choices_json_writer import ChoicesJsonWriter
 from enginebay.server.encoding.choices_sse_writer import ChoicesSseWriter
@@ -49,6 +50,7 @@ async def create_completion(context: ServerContext, request_context: RequestCont
             request,
             truncate=body.truncate_prompt_tokens,
             requested_max_tokens=body.max_tokens,
+            template_options=build_template_options(None, allow_special_tokens=body.allow_special_tokens),
             notes=sampling_params.list_stream_notes(body),
         )
         for request in requests

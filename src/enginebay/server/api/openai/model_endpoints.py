@@ -45,12 +45,16 @@ async def tokenize(context: ServerContext, request_context: RequestContext) -> N
         check_message_count(body.messages, session.limits)
         await request_context.run_in_thread_if_large(plan_tools, body.tools, None, None, session.limits, session)
         options = {} if body.add_generation_prompt is None else {"add_generation_prompt": body.add_generation_prompt}
-        text = await prompt_encoder.render_async(
-            body.messages, request_context.has_large_body, tools=body.tools, **options
-        )
-        ids = await prompt_encoder.encode(text, bool(body.add_special_tokens))
+        ids = await prompt_encoder.encode_chat(
+            body.messages, {"tools": body.tools, **options}, request_context.has_large_body,
+            body.allow_special_tokens, bool(body.add_special_tokens),
+        )  # fmt: skip
     else:
-        ids = await prompt_encoder.encode(body.prompt or "", body.add_special_tokens is not False)
+        ids = await prompt_encoder.encode_text(
+            body.prompt or "",
+            body.add_special_tokens is not False,
+            allow_special_tokens=body.allow_special_tokens is not False,
+        )
 
     def encode_response() -> bytes:
         response = TokenizedObject(len(ids), session.client.facts.context_length, ids)

@@ -224,7 +224,7 @@ class LiveObject(Struct):
 
 class ReadinessObject(Struct):
     status: Literal["ready", "not ready"]
-    models: Annotated[list[str], about("Models that would serve a request.")]
+    models: Annotated[list[str] | UnsetType, about("Models that would serve a request. Missing without a key.")] = UNSET
     reasons: Annotated[list[str] | UnsetType, about("Why the server is not ready.")] = UNSET
     failing: Annotated[list[str] | UnsetType, about("Failing models that load on use.")] = UNSET
 

@@ -80,7 +80,10 @@ def _read_request(body: ResponsesBody, session: ModelSession, lora: str | None) 
         extras=tools.extras,
         energy=body.wants_energy,
     )
-    return _ChatRequest(request, tools, build_template_options(body.chat_template_kwargs, tools=tools.template_tools))
+    options = build_template_options(
+        body.chat_template_kwargs, tools=tools.template_tools, allow_special_tokens=body.allow_special_tokens
+    )
+    return _ChatRequest(request, tools, options)
 
 
 def _make_writer(

@@ -38,6 +38,13 @@ TopLogprobs = Annotated[int, _int_range("logprobs", "Alternatives per token")]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 LogitBias = Annotated[float, Meta(ge=-100, le=100)]
 NonEmptyText = Annotated[str, Meta(min_length=1)]
+AllowSpecialTokens = Annotated[
+    bool,
+    Meta(
+        description="Text that spells a control token, such as <|im_end|>, becomes that token. "
+        "Default: false in messages, true in a prompt"
+    ),
+]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -81,6 +88,7 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     early_stopping: bool | None = None
     logit_bias: dict[str, LogitBias] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, description="Keep only the last k prompt tokens")] | None = None
+    allow_special_tokens: AllowSpecialTokens | None = None
     stream: bool | None = None
     include_energy: bool | None = None  # an extension
     # Accepted; they do not affect generation.

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from enginebay.server.api.openai.schema_fields import (
+    AllowSpecialTokens,
     GenerationFields,
     MaxTokens,
     NonEmptyText,
@@ -75,6 +76,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
     messages: list[JsonObject] | None = None
     tools: list[JsonObject] | None = None
     add_special_tokens: bool | None = None
+    allow_special_tokens: AllowSpecialTokens | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 

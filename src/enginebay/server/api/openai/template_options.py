@@ -9,7 +9,17 @@ from enginebay.errors import InvalidRequest
 
 # Request fields, and parameter names of the functions that pass the variables on.
 _RESERVED_KWARGS = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "request", "large"}
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "self",
+        "request",
+        "large",
+        "allow_special_tokens",
+    }
 )
 
 

@@ -31,6 +31,8 @@ async def get_openapi(context: ServerContext, request_context: RequestContext) -
     entries = {name: context.catalog.find(name)[0] for name in context.catalog.names}
     embedders = tuple(name for name, entry in entries.items() if _can_embed(entry))
     generators = tuple(name for name, entry in entries.items() if entry.route.task == "generate")
+    if request_context.is_anonymous:  # names of models are not for everybody
+        generators = embedders = ()
     document = _render_document(context.routes, context.config.limits, generators or embedders, embedders)
     request_context.exchange.respond(200, document)
 

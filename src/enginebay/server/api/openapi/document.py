@@ -135,7 +135,7 @@ def _build_operation(route: Route, operation: Operation, models: tuple[str, ...]
 def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
     """Return the error statuses that this operation can return."""
     statuses = {400, 403, 408, 413, 431, 500}
-    if route.scope is not None:
+    if route.scope not in (None, "optional"):
         statuses |= {401}
     if operation.names_model:
         statuses |= {404}

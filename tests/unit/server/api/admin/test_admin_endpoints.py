@@ -39,6 +39,7 @@ PLAIN = ApiKey("plain", hash_key("plain-key"), requests_per_minute=1)
 ADMIN = ApiKey("admin", hash_key("admin-key"), frozenset({"admin"}), requests_per_minute=1)
 KEYS = Keyring([PLAIN, ADMIN])
 AS_ADMIN = {"authorization": "Bearer admin-key"}
+TOKEN = "the-local-token"
 
 MODEL = model(already=True, left="asleep")
 METERS = {"monotonic_s": 2.5, "boot_id": None, "cores": 4, "names": {"gpu:0": "H200"}}
@@ -122,13 +123,13 @@ class Server:
             cast("Any", self.fleet), 1.0, ROUTES,
         )  # fmt: skip
         keyless = not keyring and not context.config.allow_without_key
-        self.app = App(context, keyring, Tracer(), keyless=keyless)
+        self.app = App(context, keyring, Tracer(), keyless=keyless, admin_token=TOKEN)
 
     def send(
         self, method: str, target: str, body: Any = None, peer: str = "127.0.0.1:5000", **headers: str
     ) -> tuple[RecordingTransport, Exchange]:
         transport = RecordingTransport(peer)
-        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        fields = {name.replace("_", "-"): value for name, value in {"x_enginebay_token": TOKEN, **headers}.items()}
         exchange = Exchange(transport, method, target, {"host": "localhost:8000", **fields})
         exchange.body = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         self.app.handle(exchange)
@@ -297,3 +298,20 @@ async def test_without_keys_only_local_clients_may_manage(config: dict[str, Any]
     ):
         assert (await server.request("GET", "/admin/ps", **remote)).status == 403, remote
     assert len(server.fleet.commands) == 4
+
+
+@pytest.mark.parametrize("token", ["", "the-local-toke", "the-local-token2", "THE-LOCAL-TOKEN", "\u00ff"])
+async def test_without_keys_a_proxy_that_leaves_no_trace_needs_the_token(token: str) -> None:
+    """Nothing but the token tells it from a local client."""
+    server = Server(Keyring())
+    for more in ({}, {"authorization": "Bearer the-local-token"}):
+        refused = await server.request("POST", "/admin/unload", {"model": "m"}, x_enginebay_token=token, **more)
+        assert refused.status == 403 and "bay keys token" in refused.body["error"]["message"]
+    assert server.fleet.commands == []
+    assert (await server.request("POST", "/admin/unload", {"model": "m"}, x_enginebay_token=TOKEN)).status == 200
+
+
+async def test_the_token_is_worth_nothing_on_a_server_with_keys() -> None:
+    server = Server(KEYS)
+    assert (await server.request("GET", "/admin/ps", x_enginebay_token=TOKEN)).status == 401
+    assert server.fleet.commands == []
