@@ -17,7 +17,7 @@ from enginebay.server.auth.api_keys import create_key
 from tests.integration.server.abused_server import COMPLETIONS, EMBEDDINGS
 from tests.integration.server.bay_process import BayProcess, run_server
 from tests.integration.server.fake_requests import build_bearer, build_config
-from tests.integration.server.raw_http import RawResponse, assert_error
+from tests.integration.server.raw_http import RawResponse, assert_error, wait_until
 
 POISON = "deadly"
 
@@ -75,18 +75,18 @@ class HonestClients:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_poison_beside_honest_clients(workers: int) -> None:
-    """Eight different ones, where three deaths would be a crash loop."""
+    """Five different ones, where three deaths would be a crash loop."""
     fake = {"step_s": 0.005, "crash_on_prompt": POISON}
     with serve({"restarts": 2}, fake, workers=workers) as (server, keys):
         with HonestClients(server, keys["good"]) as honest:
-            for number in range(8):
+            for number in range(5):
                 error = assert_error(send(server, keys["bad"], f"{POISON} {number}"), 422)
                 assert error["code"] == "poison_request"
         assert {answer.status for answer in honest.answers} == {200} and len(honest.answers) >= 4
         deaths = read_events(server, "worker died")
-        assert 16 <= len(deaths) <= 24 and not any(death.get("crash_loop") for death in deaths)
+        assert 10 <= len(deaths) <= 15 and not any(death.get("crash_loop") for death in deaths)
         convicted = read_events(server, "a request killed its worker twice and is refused from now on")
-        assert [line["key"] for line in convicted] == ["bad"] * 8
+        assert [line["key"] for line in convicted] == ["bad"] * 5
         for _ in range(2 * workers):  # also in the other process
             assert_error(send(server, keys["good"], f"{POISON} 3"), 422)
         assert len(read_events(server, "worker died")) == len(deaths), "it never reaches a worker again"
@@ -96,6 +96,8 @@ def test_poison_beside_honest_clients(workers: int) -> None:
 def test_poison_on_an_idle_server_kills_two_workers() -> None:
     with serve({}, {"crash_on_prompt": POISON}) as (server, keys):
         assert_error(send(server, keys["bad"], POISON), 422)
+        wait_until(lambda: len(read_events(server, "worker died")) >= 2, 20, "word of both")
+        assert send(server, keys["good"], "hello").status == 200
         assert len(read_events(server, "worker died")) == 2
         assert send(server, keys["good"], "hello").status == 200
 
@@ -103,8 +105,8 @@ def test_poison_on_an_idle_server_kills_two_workers() -> None:
 def test_a_request_that_hangs_the_engine_is_refused_too() -> None:
     with serve({"hang_s": 1}, {"hang_on_prompt": POISON}) as (server, keys):
         assert_error(send(server, keys["bad"], POISON), 422)
-        deaths = read_events(server, "worker died")
-        assert [death["cause"] for death in deaths] == ["hang", "hang"]
+        wait_until(lambda: len(read_events(server, "worker died")) >= 2, 20, "word of both")
+        assert [death["cause"] for death in read_events(server, "worker died")] == ["hang", "hang"]
         assert send(server, keys["good"], "hello").status == 200
 
 
@@ -120,5 +122,5 @@ def test_an_engine_that_crashes_on_everything_is_a_crash_loop() -> None:
 def test_a_text_to_embed_can_be_poison() -> None:
     with serve({}, {"crash_on_prompt": POISON}) as (server, keys):
         assert_error(post(server, keys["bad"], EMBEDDINGS, {"input": ["hello", POISON]}), 422)
-        assert len(read_events(server, "worker died")) == 2
+        wait_until(lambda: len(read_events(server, "worker died")) >= 2, 20, "word of both")
         assert post(server, keys["good"], EMBEDDINGS, {"input": ["hello"]}).status == 200

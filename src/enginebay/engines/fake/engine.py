@@ -218,6 +218,7 @@ class FakeEngine:
         if crash and crash in text:
             print("the fake engine crashes: the prompt contains crash_on_prompt", flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
+            time.sleep(60)  # the main thread gets the signal
         self._hanging = self._hanging or bool(hang and hang in text)
 
     def _find_script(self, prompt: Sequence[int]) -> str | None:
