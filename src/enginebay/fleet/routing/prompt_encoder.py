@@ -11,11 +11,14 @@ from typing import Any, Protocol
 
 from enginebay.contract import GenerateRequest
 from enginebay.errors import EnginebayError, Unsupported
+from enginebay.fleet.routing.prompt_bounds import PromptBound
 from enginebay.text.chat.chat_messages import normalize_messages
 from enginebay.text.chat.chat_renderer import DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE, ChatRenderer, load_renderer
 from enginebay.text.tokenization.tokenizer import Tokenizer, decode_token_bytes, load_tokenizer
+from enginebay.util.hardware import release_free_memory
 
 _LONG_CHARS = 8_000  # about a millisecond of work
+_HUGE_CHARS = 200_000  # takes tens of megabytes to tokenize
 _MANY_MESSAGES = 32
 _BYTE_VOCABULARY = 256
 _MAX_CACHED = 4  # models whose tokenizer and template stay in memory across switches
@@ -98,19 +101,24 @@ class PromptEncoder:
         return self.renderer.render(messages, **options)
 
     async def encode_request(
-        self, request: GenerateRequest, large: bool = False, allow_special_tokens: bool | None = None, **options: Any
+        self,
+        request: GenerateRequest,
+        large: bool = False,
+        allow_special_tokens: bool | None = None,
+        bound: PromptBound | None = None,
+        **options: Any,
     ) -> tuple[int, ...]:
         """Return the request's prompt as token ids. `large`: use a thread even if it is short, as one of many.
 
         `allow_special_tokens`: text that spells a special token becomes that token. None: the model's default in a
-        chat; true for a text, which may be a rendered chat.
+        chat; true for a text, which may be a rendered chat. Raises `TextTooLong` if `bound` is exceeded.
         """
         if request.token_ids is not None:
             return request.token_ids
         if request.messages is not None:
-            return await self.encode_chat(request.messages, options, large, allow_special_tokens)
+            return await self.encode_chat(request.messages, options, large, allow_special_tokens, bound=bound)
         return await self.encode_text(
-            request.text or "", large=large, allow_special_tokens=allow_special_tokens is not False
+            request.text or "", large=large, allow_special_tokens=allow_special_tokens is not False, bound=bound
         )
 
     async def encode_chat(
@@ -120,17 +128,33 @@ class PromptEncoder:
         large: bool = False,
         allow_special_tokens: bool | None = None,
         add_special: bool = False,
+        bound: PromptBound | None = None,
     ) -> tuple[int, ...]:
         """Render a chat with these options and return its token ids."""
         allowed = self.allow_special_tokens if allow_special_tokens is None else allow_special_tokens
         if allowed or self.tokenizer is None or self.renderer is None or not self.renderer.available:
-            return await self.encode(await self.render_async(messages, large, **options), add_special)
+            text = await self.render_async(messages, large, **options)
+            return await self.encode_text(text, add_special, large=large, bound=bound)
         special_text = self.tokenizer.special_text
         render = partial(self.renderer.render_escaped, messages, special_text, **options)
         text, literals = await asyncio.to_thread(render) if large or _is_long(messages) else render()
         if not literals:
-            return await self.encode(text, add_special)
+            return await self.encode_text(text, add_special, large=large, bound=bound)
+        if bound is not None:
+            text = await self.apply_bound(text, bound)
         return tuple(await asyncio.to_thread(special_text.encode, text, literals, add_special))
+
+    async def apply_bound(self, text: str, bound: PromptBound) -> str:
+        """Return the part of the text that is needed. Raises `TextTooLong` if all of it is, and does not fit."""
+        if bound.is_short(text):
+            return text
+        tokens = chars = 0
+        for piece in bound.split(text):
+            [ids] = await self.encode_all((piece,), add_special=False, large=True)
+            tokens, chars = tokens + len(ids), chars + len(piece)
+            if bound.has_enough(tokens):
+                return bound.cut_text(text, chars)
+        return text
 
     async def render_async(self, messages: Messages, large: bool = False, **options: Any) -> str:
         """Render a chat; a large one in a thread, because templates are programs."""
@@ -139,9 +163,17 @@ class PromptEncoder:
         return self.render(messages, **options)
 
     async def encode_text(
-        self, text: str, add_special: bool = True, *, large: bool = False, allow_special_tokens: bool = True
+        self,
+        text: str,
+        add_special: bool = True,
+        *,
+        large: bool = False,
+        allow_special_tokens: bool = True,
+        bound: PromptBound | None = None,
     ) -> tuple[int, ...]:
         """Return the token ids of a text, in which special tokens may count as plain text."""
+        if bound is not None:
+            text = await self.apply_bound(text, bound)
         if not allow_special_tokens and self.tokenizer is not None and self.tokenizer.special_text.count(text):
             return tuple(await asyncio.to_thread(self.tokenizer.special_text.encode_literally, text, add_special))
         [ids] = await self.encode_all((text,), add_special, large)
@@ -165,7 +197,10 @@ class PromptEncoder:
         if self._byte_tokens:
             return [tuple(text.encode("utf-8", "replace")) for text in texts]
         assert self.tokenizer is not None
-        return list(map(tuple, self.tokenizer.encode_batch(texts, add_special)))
+        encoded = list(map(tuple, self.tokenizer.encode_batch(texts, add_special)))
+        if sum(map(len, texts)) > _HUGE_CHARS:
+            release_free_memory()
+        return encoded
 
 
 def _is_long(messages: Messages) -> bool:

@@ -16,6 +16,7 @@ from enginebay.server.api.openai.response_objects import DetokenizedObject, Mode
 from enginebay.server.api.openai.schemas import DetokenizeBody, TokenizeBody
 from enginebay.server.api.openai.tool_use import plan_tools
 from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.run_generation import enter_tokenizer
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.sessions.model_session import ModelSession
 
@@ -45,16 +46,20 @@ async def tokenize(context: ServerContext, request_context: RequestContext) -> N
         check_message_count(body.messages, session.limits)
         await request_context.run_in_thread_if_large(plan_tools, body.tools, None, None, session.limits, session)
         options = {} if body.add_generation_prompt is None else {"add_generation_prompt": body.add_generation_prompt}
-        ids = await prompt_encoder.encode_chat(
+        encode = partial(
+            prompt_encoder.encode_chat,
             body.messages, {"tools": body.tools, **options}, request_context.has_large_body,
             body.allow_special_tokens, bool(body.add_special_tokens),
         )  # fmt: skip
     else:
-        ids = await prompt_encoder.encode_text(
+        encode = partial(
+            prompt_encoder.encode_text,
             body.prompt or "",
             body.add_special_tokens is not False,
             allow_special_tokens=body.allow_special_tokens is not False,
         )
+    async with enter_tokenizer(request_context):
+        ids = await encode()
 
     def encode_response() -> bytes:
         response = TokenizedObject(len(ids), session.client.facts.context_length, ids)
