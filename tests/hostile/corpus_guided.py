@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from enginebay.contract import Guided
+
 Corpus = list[tuple[str, dict[str, Any]]]
 
 
@@ -113,6 +115,17 @@ TEN_PROPERTIES = {
     "additionalProperties": False,
 }
 
+ENDLESS_TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"left": {"$ref": "#/$defs/node"}, "right": {"$ref": "#/$defs/node"}},
+            "required": ["left", "right"],
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+
 REFUSED: Corpus = [
     ("groups 30,000 deep", {"guided_grammar": nest_groups(30_000)}),
     ("groups 1,000 deep", {"guided_grammar": nest_groups(1_000)}),
@@ -127,7 +140,6 @@ REFUSED: Corpus = [
     ("a grammar with a syntax error", {"guided_grammar": 'root ::= "a'}),
     ("a repeat of 100,000", {"guided_grammar": 'root ::= "a"{100000}'}),
     ("nested repeats", {"guided_grammar": 'root ::= (("a"{100}){100}){100}'}),
-    ("1,000 optional repeats", {"guided_grammar": "root ::= ([a-z]?){1000}"}),
     ("6,000 alternatives", {"guided_grammar": list_alternatives(6_000)}),
     ("a class that matches nothing in a grammar", {"guided_grammar": "root ::= [^\\x00-\\U0010FFFF]"}),
     ("an escaped NUL in a grammar", {"guided_grammar": 'root ::= "\\x00"'}),
@@ -143,6 +155,7 @@ REFUSED: Corpus = [
 ]
 
 EITHER: Corpus = [
+    ("1,000 optional repeats", {"guided_grammar": "root ::= ([a-z]?){1000}"}),
     ("1,000 optional characters", {"guided_regex": "(?:.?){1000}"}),
     ("1,000 optional letters", {"guided_regex": "(?:[a-z]?){1000}"}),
     ("five optional letters 100 times", {"guided_regex": "(?:a?b?c?d?e?){1,100}"}),
@@ -153,6 +166,7 @@ EITHER: Corpus = [
     ("2,000 optional properties", {"guided_json": make_optional_properties(2_000)}),
     ("a tree of required references", {"guided_json": make_required_tree(8, 8)}),
     ("a deep tree of required references", {"guided_json": make_required_tree(30, 4)}),
+    ("an endless tree of required references", {"guided_json": ENDLESS_TREE}),
     ("a long string", {"guided_json": {"type": "string", "minLength": 15_000, "maxLength": 20_000}}),
     ("a long list", {"guided_json": {"type": "array", "items": {"type": "integer"}, "minItems": 19_000}}),
     ("a pattern of many states", {"guided_json": {"type": "string", "pattern": "^(?:[a-z]{1,50}-){1,100}$"}}),
@@ -167,7 +181,7 @@ ORDINARY: Corpus = [
     ("a yes or no grammar", {"guided_grammar": 'root ::= "yes" | "no"'}),
     ("a date", {"guided_regex": r"^\d{4}-\d{2}-\d{2}$"}),
     ("a phone number", {"guided_regex": r"\(\d{3}\) \d{3}-\d{4}"}),
-    ("an address of a host", {"guided_regex": r"((25[0-5]|(2[0-4]|1\d|[1-9]|)\d)\.?\b){4}".replace(r"\b", "")}),
+    ("an address of a host", {"guided_regex": r"((25[0-5]|(2[0-4]|1\d|[1-9]|)\d)\.?){4}"}),
     ("words", {"guided_regex": r"[A-Z][a-z]+( [a-z]+){1,8}\."}),
     ("yes or no", {"guided_choice": ["yes", "no"]}),
     ("labels with a common prefix", {"guided_choice": ["pos", "positive", "neg", "negative", "neutral"]}),
@@ -175,7 +189,13 @@ ORDINARY: Corpus = [
     ("any object", {"response_format": {"type": "json_object"}}),
 ]
 
-if __name__ == "__main__":
-    for kind, corpus in (("refused", REFUSED), ("either", EITHER), ("ordinary", ORDINARY)):
-        for name, fields in corpus:
-            print(kind, name, len(json.dumps(fields)))
+
+def to_guided(fields: dict[str, Any]) -> Guided:
+    """Return the constraint of a corpus entry."""
+    if "guided_json" in fields:
+        return Guided(json=json.dumps(fields["guided_json"]))
+    if "guided_choice" in fields:
+        return Guided(choice=tuple(fields["guided_choice"]))
+    if "response_format" in fields:
+        return Guided(json="{}")
+    return Guided(regex=fields.get("guided_regex"), grammar=fields.get("guided_grammar"))

@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 from enginebay.constraints.char_ranges import CharRanges
 from enginebay.constraints.grammar_rules import FlatGrammar, FlatSymbol
 
-_MAX_STEPS = 20_000  # some ten milliseconds
+_MAX_STEPS = 12_000  # some ten milliseconds
 _TOKEN_CHARS = 16  # the length of long tokens
 _MAX_CHARS_PER_SET = 6
-_PATHS_PER_STACK = 32
+_MAX_TOKENS_PER_SET = 3
+_PATHS_PER_STACK = 32  # along characters that few tokens have; along others, one
+_WIDE = 16  # a class with so many characters matches many tokens
 _EMPTY_STACK = 0
 
 StackSet = frozenset[int]
@@ -48,7 +50,7 @@ def _search(parser: _StackParser) -> None:
     queue: list[tuple[int, int, StackSet]] = [(-len(start), order, start)]
     while queue:
         _, _, stacks = heapq.heappop(queue)
-        parser.follow_token(stacks)
+        parser.follow_tokens(stacks)
         for char in parser.pick_chars(stacks):
             following = parser.accept(stacks, char)
             if following and following not in seen:
@@ -67,6 +69,7 @@ class _StackParser:
         self.starts: list[list[int]] = []  # by rule: the positions where its alternatives begin
         for rule in grammar.rules:
             self.starts.append([self.add_alternative(alternative) for alternative in rule])
+        self.wide_positions = {at for at, symbol in enumerate(self.symbols) if _is_wide(symbol)}
         self.root = grammar.root
         self.stacks: list[tuple[int, int]] = [(-1, -1)]  # by number: position and the stack below
         self.numbers: dict[tuple[int, int], int] = {}
@@ -140,20 +143,31 @@ class _StackParser:
         position, below = self.stacks[stack]
         return self.advance(self.push(position + 1, below)) if _matches(self.symbols[position], char) else ()
 
-    def follow_token(self, stacks: StackSet) -> None:
-        """Follow one long token and count the paths to each stack. Chooses at each character the one with most paths."""
-        paths = dict.fromkeys(stacks, 1)
-        for _ in range(_TOKEN_CHARS):
-            options = [self.count_paths(paths, char) for char in self.pick_chars(frozenset(paths))[:2]]
-            paths = max(options, key=lambda option: sum(option.values()), default={})
-            if not paths:
-                return
-            if sum(paths.values()) > self.max_stacks * _PATHS_PER_STACK:
-                raise TooAmbiguous
+    def follow_tokens(self, stacks: StackSet) -> None:
+        """Follow some long tokens and count the paths to each stack, which the parser does not merge within a token."""
+        for char in self.pick_chars(stacks)[:_MAX_TOKENS_PER_SET]:
+            self.follow_token(dict.fromkeys(stacks, 1), char, is_wide=False)
+            self.follow_token(dict.fromkeys(stacks, 1), char, is_wide=True)
 
-    def count_paths(self, paths: dict[int, int], char: int) -> dict[int, int]:
+    def follow_token(self, paths: dict[int, int], char: int, is_wide: bool) -> None:
+        """Follow one token, of wide classes only or of all: with this character, else the one that most paths accept."""
+        limit = self.max_stacks * (1 if is_wide else _PATHS_PER_STACK)
+        for _ in range(_TOKEN_CHARS):
+            following = self.count_paths(paths, char, is_wide)
+            if not following:
+                options = self.pick_chars(frozenset(paths))[:1]
+                following = self.count_paths(paths, options[0], is_wide) if options else {}
+            if not following:
+                return
+            if sum(following.values()) > limit:
+                raise TooAmbiguous
+            paths = following
+
+    def count_paths(self, paths: dict[int, int], char: int, is_wide: bool) -> dict[int, int]:
         following: dict[int, int] = {}
         for stack, count in paths.items():
+            if is_wide and self.stacks[stack][0] not in self.wide_positions:
+                continue
             for new in self.accept_char(stack, char):
                 following[new] = following.get(new, 0) + count
         return following
@@ -174,3 +188,7 @@ class _StackParser:
 def _matches(symbol: FlatSymbol | None, char: int) -> bool:
     ranges: CharRanges = symbol if isinstance(symbol, tuple) else ()
     return any(low <= char <= high for low, high in ranges)
+
+
+def _is_wide(symbol: FlatSymbol | None) -> bool:
+    return isinstance(symbol, tuple) and sum(high - low + 1 for low, high in symbol) >= _WIDE

@@ -25,9 +25,7 @@ def check_grammar(text: str, limits: ConstraintLimits, param: str) -> None:
         raise InvalidRequest(f"{param} has a NUL character", "remove it", param=param)
     if text.lstrip().startswith(_LARK_PREFIX):
         raise Unsupported("only GBNF grammars are supported", "rewrite the grammar in GBNF", param=param)
-    fault = _find_fault(
-        text, limits.grammar_depth, limits.grammar_rules, limits.grammar_symbols, limits.grammar_stacks
-    )
+    fault = _find_fault(text, limits.grammar_depth, limits.grammar_rules, limits.grammar_symbols, limits.grammar_stacks)
     if fault is not None:
         hint = format_limit_hint(fault.limit, fault.hint) if fault.limit else fault.hint
         raise InvalidRequest(fault.message, hint, param=param)

@@ -117,7 +117,9 @@ class _RuleFlattener:
 def check_left_recursion(grammar: FlatGrammar) -> None:
     """Raise `GrammarFault` if a rule can begin with itself: no parser of this kind ends on it."""
     nullable = find_nullable(grammar)
-    edges = [{ref for alternative in rule for ref in _iter_first_rules(alternative, nullable)} for rule in grammar.rules]
+    edges = [
+        {ref for alternative in rule for ref in _iter_first_rules(alternative, nullable)} for rule in grammar.rules
+    ]
     cycle = find_cycle(edges)
     if cycle is None:
         return

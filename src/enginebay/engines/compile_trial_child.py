@@ -13,6 +13,7 @@ import select
 import struct
 import sys
 import time
+from pathlib import Path
 from typing import Any, BinaryIO
 
 _FRAME = struct.Struct("<I")
@@ -60,7 +61,7 @@ def _limit_resources(cpu_s: float, memory_bytes: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime + cpu_s) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-    with open("/proc/self/statm") as file:
+    with Path("/proc/self/statm").open() as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes, resource.RLIM_INFINITY))
 
@@ -80,7 +81,7 @@ def _try_constraint(info: Any, kind: str, text: str) -> str | None:
         )
         return _follow(xgrammar.GrammarMatcher(compiled), info)
     except MemoryError:
-        return "it takes too much memory to compile"
+        return "it takes too long or too much memory to compile"
     except Exception as error:
         return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 

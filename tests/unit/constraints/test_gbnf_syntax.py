@@ -44,7 +44,15 @@ def test_sequences() -> None:
 
 @pytest.mark.parametrize(
     ("text", "low", "high"),
-    [("*", 0, None), ("+", 1, None), ("?", 0, 1), ("{3}", 3, 3), ("{2,}", 2, None), ("{ 2 , 5 }", 2, 5), ("{,5}", 0, 5)],
+    [
+        ("*", 0, None),
+        ("+", 1, None),
+        ("?", 0, 1),
+        ("{3}", 3, 3),
+        ("{2,}", 2, None),
+        ("{ 2 , 5 }", 2, 5),
+        ("{,5}", 0, 5),
+    ],
 )
 def test_repeats_apply_to_the_whole_text(text: str, low: int, high: int | None) -> None:
     assert parse_sequence(f'"ab"{text}') == (GrammarRepeat(quote("ab"), low, high),)
@@ -134,7 +142,7 @@ def test_hostile_grammars_take_little_time_and_no_stack(text: str) -> None:
     assert time.process_time() - began < 2
 
 
-@given(st.text(alphabet=st.sampled_from("ab ()[]{}|*+?^\\\"\n#:=,-019<>!.rot"), max_size=60))
+@given(st.text(alphabet=st.sampled_from('ab ()[]{}|*+?^\\"\n#:=,-019<>!.rot'), max_size=60))
 def test_any_text_parses_or_has_a_fault(text: str) -> None:
     try:
         parse_gbnf(f"root ::= {text}", 50)

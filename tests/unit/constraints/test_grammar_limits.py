@@ -89,7 +89,7 @@ def test_real_grammars_pass(text: str) -> None:
         ("root ::= [\\uD800-\\uDFFF]", "a class that matches no text", ""),
         ('root ::= "\\uD800"', "a class that matches no text", ""),
         ('root ::= "a"{20001}', "over 20000 symbols", "grammar_symbols"),
-        ('root ::= ("a"{0,150}){0,150}', "over 20000 symbols", "grammar_symbols"),
+        ('root ::= ("a"{150}){0,150}', "over 20000 symbols", "grammar_symbols"),
         ("\n".join(['root ::= "a"', *(f'r{n} ::= "a"' for n in range(1024))]), "1025 rules", "grammar_rules"),
         ('root ::= "(" root ")" | s\ns ::= t t | "a"\nt ::= "a" s | "a" | "a" t t', "too ambiguous", "grammar_stacks"),
         ('root ::= "(" root ")" | (("a" | "a") ("a" | "a"))*', "too ambiguous", "grammar_stacks"),
@@ -118,7 +118,9 @@ def test_results_are_remembered() -> None:
     assert _find_fault.cache_info().hits == 2
 
 
-@pytest.mark.parametrize("text", [corpus_guided.LIST_GRAMMAR, corpus_guided.CHESS_GRAMMAR, 'root ::= a a\na ::= "x" b?\nb ::= .'])
+@pytest.mark.parametrize(
+    "text", [corpus_guided.LIST_GRAMMAR, corpus_guided.CHESS_GRAMMAR, 'root ::= a a\na ::= "x" b?\nb ::= .']
+)
 def test_a_grammar_without_recursion_is_a_regex(text: str) -> None:
     assert to_regex(parse_gbnf(text, 32)) is not None
 

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from enginebay.config.entries.value_coercion import InvalidValue, split_list
 from enginebay.config.sections.declared_section import DeclaredSection, config_field
 
-
 GUIDED_KINDS = ("json", "regex", "grammar", "choice")
 
 

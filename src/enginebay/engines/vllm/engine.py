@@ -33,7 +33,12 @@ from enginebay.engines.vllm.patches.load_log import LoadLog
 from enginebay.engines.vllm.patches.scheduler_stats import SchedulerStatsReader
 from enginebay.engines.vllm.patches.step_outputs import StepDriver
 from enginebay.engines.vllm.request_stream import RequestStream
-from enginebay.engines.vllm.sampling import apply_default_sampling, build_params, create_compile_trial, write_trial_source
+from enginebay.engines.vllm.sampling import (
+    apply_default_sampling,
+    build_params,
+    create_compile_trial,
+    write_trial_source,
+)
 from enginebay.engines.vllm.sleep import Sleeper, list_sleep_levels
 from enginebay.errors import (
     ContextOverflow,

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from enginebay.engines.llamacpp.llguidance_grammar import KNOWN_FORMATS, drop_unknown_formats, write_choices, write_grammar, write_regex
+from enginebay.engines.llamacpp.llguidance_grammar import (
+    KNOWN_FORMATS,
+    drop_unknown_formats,
+    write_choices,
+    write_grammar,
+    write_regex,
+)
+from enginebay.errors import InvalidRequest, Unsupported
 
 _URI = {"type": "string", "format": "uri"}
 _TEXT = {"type": "string"}

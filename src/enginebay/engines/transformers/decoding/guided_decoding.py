@@ -36,6 +36,11 @@ class GrammarConstraint:
         self._sync_matcher(output)
         return bool(self._matcher.is_terminated())
 
+    def accepts(self, output: Sequence[int]) -> bool:
+        """Return whether the output is within the constraint."""
+        self._sync_matcher(output)
+        return len(self._accepted) == len(output)
+
     def copy(self) -> GrammarConstraint:
         return GrammarConstraint(self._matcher.fork(), self._bitmask.clone(), self._base_bitmask)
 

@@ -183,7 +183,7 @@ def test_a_near_miss_is_suggested() -> None:
 def test_hostile_constraints_are_refused(name: str, fields: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
         read(**fields)
-    assert caught.value.param in fields and caught.value.hint
+    assert caught.value.param in fields and caught.value.message
 
 
 @pytest.mark.parametrize(("name", "fields"), corpus_guided.ORDINARY)
