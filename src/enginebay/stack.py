@@ -26,6 +26,7 @@ from enginebay.errors import InvalidRequest
 from enginebay.fleet.lifecycle.launch_plan import LaunchPlan, Say, make_launch_plan
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.util.child_processes import interrupt_all
+from enginebay.util.paths import prepare_home
 from enginebay.util.progress import say_nothing
 
 SAMPLING_DEFAULTS: Mapping[str, Any] = {"temperature": 0.1, "top_p": 0.9, "max_tokens": 500}
@@ -90,6 +91,7 @@ class AsyncStack:
     def prepare(self) -> LaunchPlan:
         """Choose the engine, fetch and convert the model. Runs in the calling thread, so that Ctrl-C stops it at once."""
         if self._plan is None:
+            prepare_home()
             self._plan = make_launch_plan(self._model, config=self._config, say=self._say, **self._plan_options)  # type: ignore[arg-type]
         return self._plan
 

@@ -165,15 +165,17 @@ def _run_new_study(
         return
     from enginebay.lab.study.run_study import create_study
 
-    points, expected_s = planned.points, quick_study.estimate_points(planned.points, folder)
-    if planned.sized_by is not None:
-        points, expected_s = _size_study(planned.points, planned.sized_by)
+    points, expected_s = (
+        (planned.points, quick_study.estimate_points(planned.points, folder))
+        if planned.sized_by is None
+        else _size_study(planned.points, planned.sized_by)
+    )
     plan = create_study(folder, points, planned.cycles, planned.inputs)
     _carry_out(folder, plan, expected_s, admin_key_env, allow_mixed, json)
 
 
 def _plan_study(options: StudyOptions, dry_run: bool) -> PlannedStudy:
-    if options.url is not None:
+    if options.url:
         points, dropped, cycles, inputs = plan_url_points(
             options.config, options.preset, options.flags, options.url, options.model, options.tokenizer
         )
@@ -192,14 +194,14 @@ def _plan_study(options: StudyOptions, dry_run: bool) -> PlannedStudy:
     )
 
 
-def _size_study(points: list[StudyPoint], config: Config) -> tuple[list[StudyPoint], Sequence[float | None]]:
+def _size_study(points: list[StudyPoint], config: Config) -> tuple[list[StudyPoint], list[float | None]]:
     from enginebay.cli.lab.study_progress import StudyProgress
 
     progress = StudyProgress()
     sized = quick_study.size_points(points, config, progress.show_phase)
     progress.clear()
     note(sized.summary)
-    return sized.points, sized.expected_s
+    return sized.points, [*sized.expected_s]
 
 
 def _carry_out(

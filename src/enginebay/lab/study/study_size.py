@@ -85,7 +85,7 @@ def _is_comparable(point: StudyPoint, plan: RunPlan, manifest: Mapping[str, Any]
 
 
 def _scale_run(plan: RunPlan, measures: Mapping[str, Any]) -> float | None:
-    rate, count = measures.get("requests_per_s"), count_requests(plan)
+    rate, count = float(measures.get("requests_per_s") or 0.0), count_requests(plan)
     if not rate or count is None:
         return None
     times = [estimate_sending_s(plan), count / rate if plan.profile.rate is None else None]

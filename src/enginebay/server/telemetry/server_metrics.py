@@ -283,7 +283,7 @@ def keep_counters(snapshot: Snapshot) -> Snapshot:
 
 def sum_family(snapshot: Snapshot, name: str) -> float:
     """Return the sum over all labels of a counter or gauge."""
-    return sum(value for _, value in snapshot.get(name, {}).get("children", ()))
+    return sum(float(value) for _, value in snapshot.get(name, {}).get("children", ()))
 
 
 def _merge_children(left: dict[str, Any], right: dict[str, Any]) -> list[Any]:

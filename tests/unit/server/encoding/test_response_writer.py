@@ -21,6 +21,7 @@ from enginebay.server.encoding.choices_sse_writer import ChoicesSseWriter
 from enginebay.server.telemetry.server_metrics import ServerMetrics
 from enginebay.text.tool_calls import TOOL_CALL_FORMATS
 
+TOKEN_COUNTERS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 DONE = Done(Usage(3, 2, 1), Timing(0.1, 0.2))
 
 
@@ -79,9 +80,7 @@ def make_session(buffer: int = 1000) -> Any:
     return SimpleNamespace(
         ttft=metrics.time_to_first_token.child("m", "e"),
         inter_token=metrics.inter_token_latency.child("m", "e"),
-        prompt_tokens=metrics.prompt_tokens.child("m", "e"),
-        cached_tokens=metrics.cached_tokens.child("m", "e"),
-        completion_tokens=metrics.completion_tokens.child("m", "e"),
+        **{name: getattr(metrics, name).child("m", "e") for name in TOKEN_COUNTERS},
         limits=SimpleNamespace(stream_buffer_bytes=buffer),
         markers={99: "<tool_call>"},
         restore_markers=lambda text, ids: "<tool_call>" * (99 in ids) + text,
@@ -324,69 +323,6 @@ async def test_usage_is_counted_when_the_client_disconnects() -> None:
     writer.on_token("d", 1)
     writer.cancel()
     assert (writer.usage.prompt_tokens, writer.usage.completion_tokens) == (1, 4)
-
-
-def counted(writer: Any) -> tuple[float, float, float]:
-    session = writer.session
-    return session.prompt_tokens.value, session.cached_tokens.value, session.completion_tokens.value
-
-
-async def test_tokens_count_at_each_flush_and_add_up_to_the_usage() -> None:
-    writer, _, _ = start_stream()
-    writer.on_token("a", 1)
-    assert counted(writer) == (0, 0, 0)
-    writer.on_flush()
-    assert counted(writer) == (1, 0, 1)  # the prompt counts with the first token
-    writer.on_token("b", 1)
-    writer.on_token("c", 1)
-    writer.on_flush()
-    assert counted(writer) == (1, 0, 3)
-    writer.on_delta(Delta("", (), 0, (), FinishReason.STOP))
-    writer.on_done(Done(Usage(1, 5, 1), Timing(0.1, 0.2)))  # the engine also counts what it held back
-    writer.counted_tokens.count_usage(writer.session, writer.usage)
-    writer.counted_tokens.count_usage(writer.session, writer.usage)
-    assert counted(writer) == (1, 1, 5)
-
-
-async def test_tokens_of_all_choices_and_prompts_count_while_a_json_response_is_generated() -> None:
-    worker, choices = Worker(), [ChoiceState(index) for index in range(4)]
-    writer = ChoicesJsonWriter(Connection(), make_session(), choices, make_encoder(4).encode_body)  # type: ignore[arg-type]
-    requests = [GenerateRequest(token_ids=(1, 2, 3), sampling=Sampling(n=2))] * 2
-    writer.submit(worker, requests)  # type: ignore[arg-type]
-    for listener in worker.listeners.values():
-        listener.on_token("a", 1)
-        listener.on_delta(Delta("b", (2,), 1))
-        listener.on_flush()
-    assert counted(writer) == (6, 0, 4)
-
-
-async def test_a_retry_counts_only_what_exceeds_the_attempt_before() -> None:
-    first, _, _ = start_stream()
-    for text in "abcde":
-        first.on_token(text, 1)
-    first.on_flush()
-    second, _, _ = start_stream()
-    second.session, second.counted_tokens = first.session, first.counted_tokens
-    for text in "abc":
-        second.on_token(text, 1)
-    second.on_flush()
-    assert counted(second) == (1, 0, 5)
-    for text in "defg":
-        second.on_token(text, 1)
-    second.on_flush()
-    assert counted(second) == (1, 0, 7)
-
-
-async def test_text_without_token_ids_counts_by_its_pieces_until_the_usage_arrives() -> None:
-    writer, _, _ = start_stream()
-    for piece in range(4):
-        writer.on_delta(Delta("some words", (), 0))
-        writer.on_flush()
-        assert counted(writer)[2] == piece  # the last piece may only close a tag
-    writer.on_delta(Delta("", (), 0, (), FinishReason.STOP))
-    writer.on_done(Done(Usage(9, 8, 0), Timing(0.1, 0.2)))
-    writer.counted_tokens.count_usage(writer.session, writer.usage)
-    assert counted(writer) == (9, 0, 8)
 
 
 class Clock:
