@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyOption, ServerConfigOption, UrlOption, post_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 
@@ -23,6 +23,7 @@ def add(
     name: NameArgument,
     path: Annotated[Path, typer.Argument(help="Path of the adapter on the server's host")],
     url: UrlOption = None,
+    config: ServerConfigOption = None,
     key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -36,7 +37,12 @@ def add(
 
 @app.command()
 def remove(
-    model: ModelArgument, name: NameArgument, url: UrlOption = None, key: KeyOption = None, json: JsonOption = False
+    model: ModelArgument,
+    name: NameArgument,
+    url: UrlOption = None,
+    config: ServerConfigOption = None,
+    key: KeyOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Remove a LoRA adapter from a model."""
     status = post_admin(url, key, "adapters/remove", {"model": model, "name": name}, f"removing {name} from {model}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.cli.admin.admin_client import KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyOption, ServerConfigOption, UrlOption, post_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 from enginebay.util.text_format import pluralize
@@ -11,7 +11,9 @@ app = create_app(help="Apply configuration changes to a running server.")
 
 
 @app.command()
-def reload(url: UrlOption = None, key: KeyOption = None, json: JsonOption = False) -> None:
+def reload(
+    url: UrlOption = None, config: ServerConfigOption = None, key: KeyOption = None, json: JsonOption = False
+) -> None:
     """Apply configuration changes and reload API keys, without dropping a request.
 
     An invalid configuration is rejected as a whole; the keys are reloaded either way.

@@ -12,7 +12,7 @@ import typer
 
 from enginebay.cli.lab.lab_credentials import build_admin_headers, build_inference_headers
 from enginebay.cli.lab.lab_dependencies import require_lab
-from enginebay.cli.options.command_app import create_app
+from enginebay.cli.options.command_app import ConfigOption, create_app, pick_config_file
 from enginebay.cli.options.stack_options import OfflineOption, SetKeyOption
 from enginebay.cli.output.console import emit_json, note, print_table
 from enginebay.config.layers.layer_sources import parse_assignments
@@ -78,8 +78,10 @@ def experiment(
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False,
     set_: SetKeyOption = None,
     offline: OfflineOption = None,
+    config_option: ConfigOption = None,
 ) -> None:
     """Benchmark engines, or a running server, under one workload."""
+    config = pick_config_file(config, config_option)
     require_lab()
     from enginebay.lab.store.run_folders import runs_dir
 
@@ -268,7 +270,7 @@ def _show_remaining(folder: Path, plan: Study, json: bool) -> None:
         steps = [{"point": step.point, "cycle": step.cycle, "label": step.label} for step in remaining]
         emit_json({"study": plan.id, "runs": len(plan.steps), "remaining": steps})
         return
-    print_table(("POINT", "CYCLE", "LABEL"), [(step.point + 1, step.cycle, step.label) for step in remaining])
+    print_table(("point", "cycle", "label"), [(step.point + 1, step.cycle, step.label) for step in remaining])
     note(f"{len(remaining)} of {len(plan.steps)} runs of {plan.id} remain; nothing was run")
 
 
@@ -327,7 +329,7 @@ def _show_plan(points: list[StudyPoint], cycles: int, json: bool) -> None:
         emit_json({"cycles": cycles, "points": [point.to_dict() for point in points]})
         return
     rows = [(number, point.label, point.model, _describe_workload(point)) for number, point in enumerate(points, 1)]
-    print_table(("POINT", "LABEL", "MODEL", "WORKLOAD"), rows)
+    print_table(("point", "label", "model", "workload"), rows)
     whole = (
         f"{pluralize(len(points), 'point')} in {pluralize(cycles, 'cycle')}: {pluralize(len(points) * cycles, 'run')}"
     )
