@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from enginebay.contract import LaunchMode, Load
+from enginebay.contract import LaunchMode, Load, Probe
 from enginebay.engines.registry import get_spec
-from enginebay.errors import ConfigError
-from enginebay.fleet.lifecycle.launch_plan import _prepare_model_path, choose_launch_mode
+from enginebay.errors import ConfigError, EngineMissing
+from enginebay.fleet.lifecycle.launch_plan import _prepare_model_path, choose_launch_mode, make_launch_plan
 from enginebay.worker.client_side.worker_process import WorkerLaunch, build_argv
 
 
@@ -48,3 +48,17 @@ def test_the_command_line_of_each_launcher(mode: LaunchMode, words: list[str]) -
     line = build_argv(launch, Path("/run/w"))
     assert line[0] == "/env/bin/python" and line[-2:] == ["serve", "/run/w"]
     assert all(word in line for word in words)
+
+
+@pytest.mark.parametrize("source", ["minilm", "hf:org/name"])
+def test_nothing_is_downloaded_that_no_installed_engine_could_load(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("enginebay.environments.get_installed_engines", lambda: {"fake": Probe("1")})
+    monkeypatch.setattr("enginebay.models.ensure_model", lambda *_, **__: pytest.fail("it was downloaded"))
+    with pytest.raises(EngineMissing, match=f"no installed engine can run {source}") as error:
+        make_launch_plan(source)
+    assert "`bay engines install transformers`" in error.value.hint
+    assert ("llamacpp" in error.value.hint) is (source != "minilm"), "llama.cpp does not read safetensors"
