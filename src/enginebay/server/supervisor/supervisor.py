@@ -123,7 +123,9 @@ class Supervisor:
             if not self.fleet.fits_without_eviction(variant.name) and any(
                 replica.ready for replica in self.fleet.replicas.values()
             ):
-                self._report(f"{variant.name} does not fit alongside the others: it loads on its first request")
+                error = self.fleet.list_failures().get(variant.name)
+                reason = f"{variant.name} does not fit alongside the others: it loads on its first request"
+                self._report(reason if error is None else f"{variant.name} cannot load: {error.message}")
                 continue
             self._report(f"loading {variant.model} on {variant.kind}")
             loading = asyncio.ensure_future(self.fleet.acquire(variant.name, float("inf"), queued=False))
