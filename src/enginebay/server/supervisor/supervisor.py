@@ -54,8 +54,8 @@ class Supervisor:
     """Implements `FleetGateway` for this process; server processes reach it over their channels."""
 
     def __init__(
-        self, desired: DesiredState, sock: socket.socket, report: ReportStatus, on_ready: Callable[[list[Replica]], None],
-        read_desired: Callable[[], DesiredState], read_keys: Callable[[Config], Keyring], reload_signal: ReloadSignal,
+        self, desired: DesiredState, sock: socket.socket, report: ReportStatus,
+        on_ready: Callable[[list[Replica], dict[str, EnginebayError]], None], read_desired: Callable[[], DesiredState], read_keys: Callable[[Config], Keyring], reload_signal: ReloadSignal,
     ) -> None:  # fmt: skip
         config = desired.config
         self.desired = desired
@@ -125,7 +125,7 @@ class Supervisor:
             ):
                 error = self.fleet.list_failures().get(variant.name)
                 reason = f"{variant.name} does not fit alongside the others: it loads on its first request"
-                self._report(reason if error is None else f"{variant.name} cannot load: {error.message}")
+                self._report(reason if error is None else error.message)
                 continue
             self._report(f"loading {variant.model} on {variant.kind}")
             loading = asyncio.ensure_future(self.fleet.acquire(variant.name, float("inf"), queued=False))
@@ -156,7 +156,7 @@ class Supervisor:
         )
 
     def _mark_serving(self) -> None:
-        self._on_ready(list(self.fleet.replicas.values()))
+        self._on_ready(list(self.fleet.replicas.values()), self.fleet.list_failures())
         self._observer.serving = True
 
     async def _observe_fleet(self) -> None:
