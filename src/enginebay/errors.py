@@ -20,6 +20,7 @@ EnginebayError                   has `message` (what is wrong) and `hint` (what 
 ├── EngineMissing                the engine's library is not installed
 ├── LoadFailed                   the worker failed to load the model
 │   ├── OutOfMemory              memory ran out
+│   ├── DoesNotFit               it needs more memory than the host has for models
 │   └── UnknownArchitecture      the engine does not support the architecture
 ├── WorkerDied                   the worker process died
 │   └── CrashLoop                it keeps dying and is not restarted for now; has `retry_after_s`
@@ -135,6 +136,12 @@ class LoadFailed(EnginebayError):
 
 class OutOfMemory(LoadFailed):
     kind = "out_of_memory"
+
+
+class DoesNotFit(LoadFailed):
+    """It needs more memory than the host has for models: a retry does not help."""
+
+    kind = "does_not_fit"
 
 
 class UnknownArchitecture(LoadFailed):

@@ -29,6 +29,7 @@ from enginebay.util.child_processes import interrupt_all
 from enginebay.util.paths import prepare_home
 from enginebay.util.progress import say_nothing
 
+_SETTINGS_HINT = 'pass engine settings as a dict: Stack(MODEL, settings={"context_length": 8192})'
 SAMPLING_DEFAULTS: Mapping[str, Any] = {"temperature": 0.1, "top_p": 0.9, "max_tokens": 500}
 
 Chat = Sequence[Mapping[str, Any]]
@@ -59,7 +60,7 @@ class AsyncStack:
         if not isinstance(config, Config):
             flags = {} if offline is None else {"offline": offline}
             config = load_config(Path(config) if config else None, flags=flags, strict=strict)
-        parse_sampling(sampling)  # fail now rather than at the first request
+        parse_sampling(sampling, _SETTINGS_HINT)  # fail now rather than at the first request
         self._config = config
         self._plan_options = {"engine": engine, "settings": settings, "task": task, "strict": strict}
         self._model, self._say, self._sampling = model, say, sampling
@@ -203,6 +204,10 @@ class Stack:
         self._stack = AsyncStack(model, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+
+    def prepare(self) -> LaunchPlan:
+        """Choose the engine, fetch and convert the model. Loads nothing."""
+        return self._stack.prepare()
 
     def open(self) -> Stack:
         if self._loop is None:

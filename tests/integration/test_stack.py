@@ -110,3 +110,9 @@ def test_an_interrupt_does_not_wait_for_what_takes_long_to_end() -> None:
             list(stack._iterate(pieces()))
         assert ended.wait(10)  # by itself
         assert stack.generate("hi", max_tokens=2)
+
+
+def test_an_engine_setting_as_a_keyword_names_where_it_goes() -> None:
+    with pytest.raises(InvalidRequest, match="unknown sampling parameter 'n_ctx'") as error:
+        Stack("toy", engine="fake", n_ctx=4096)
+    assert "settings={" in error.value.hint

@@ -47,11 +47,22 @@ _SUBPACKAGES = {
     **dict.fromkeys(("experiment", "choose", "results", "report"), "lab"),
 }
 
-# Names of these commands in other tools.
-_ALTERNATIVE_NAMES = {
-    "bench": "experiment", "benchmark": "experiment", "generate": "run", "install": "engines install", "list": "models list",
-    "ls": "models list", "pull": "models pull", "rm": "models remove", "start": "serve", "stop": "unload",
-}  # fmt: skip
+# What users of other tools type, with what to run here.
+_HINTS = {
+    "bench": "did you mean `bay experiment`?",
+    "benchmark": "did you mean `bay experiment`?",
+    "generate": "did you mean `bay run`?",
+    "install": "did you mean `bay engines install`?",
+    "list": "did you mean `bay models list`?",
+    "ls": "did you mean `bay models list`?",
+    "pull": "did you mean `bay models pull`?",
+    "rm": "did you mean `bay models remove`?",
+    "show": "did you mean `bay models show`?",
+    "start": "did you mean `bay serve`?",
+    "up": "did you mean `bay serve`?",
+    "stop": "to unload a model: `bay unload MODEL`; to stop a server: Ctrl-C or SIGTERM",
+    "create": "to use your own files: `bay models pull PATH --name NAME`; for settings, list the model in a config file",
+}
 
 USAGE = """Usage: bay COMMAND [OPTIONS] [ARGS]...
 
@@ -84,11 +95,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _report_unknown_command(name: str) -> int:
-    from difflib import get_close_matches
+    from enginebay.util.text_format import find_nearest
 
-    near = [_ALTERNATIVE_NAMES[name]] if name in _ALTERNATIVE_NAMES else get_close_matches(name, COMMANDS, n=1)
-    print(f"bay: unknown command {name!r}", file=sys.stderr)
-    print(f"     {f'did you mean `bay {near[0]}`?' if near else '`bay --help` lists all commands'}", file=sys.stderr)
+    near = find_nearest(name, COMMANDS)
+    hint = f"did you mean `bay {near[0]}`?" if near else "`bay --help` lists all commands"
+    print(f"bay: unknown command {name!r}\n     {_HINTS.get(name, hint)}", file=sys.stderr)
     return 2
 
 

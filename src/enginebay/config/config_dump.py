@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from enginebay.config.entries.config_entry import ConfigEntry
+from enginebay.config.entries.config_entry import ConfigEntry, overlay, pick_stronger
 from enginebay.config.resolved_config import Config, ModelConfig
 from enginebay.config.sections.config_keys import MODEL_KEYS, ROOT_KEYS, SECTIONS, TRUST_KEY
 from enginebay.config.sections.engine_block import EngineBlock
@@ -40,7 +40,7 @@ def build_effective_tree(config: Config) -> EntryTree:
     for section in SECTIONS:
         _nest(tree, {f"{section}.{name}": entry for name, entry in _collect_section(section, config).items()})
     if config.models:
-        tree["models"] = {name: _build_model_tree(model) for name, model in config.models.items()}
+        tree["models"] = {name: _build_model_tree(config, model) for name, model in config.models.items()}
     _nest(tree, {name: config.entries[name] for name in EXPERIMENT_KEYS if name in config.entries})
     return tree
 
@@ -88,15 +88,29 @@ def _flatten_block(block: EngineBlock) -> dict[str, ConfigEntry]:
     return {**block.settings, **block.sampling, **trust}
 
 
-def _build_model_tree(model: ModelConfig) -> EntryTree:
-    tree: EntryTree = {name: model.entries[name] for name in MODEL_KEYS if name in model.entries}
-    _nest(tree, {f"sampling.{name}": entry for name, entry in model.sampling_entries.items()})
+def _build_model_tree(config: Config, model: ModelConfig) -> EntryTree:
+    """Build the tree of a model, without the values that a stronger source overrides for every model."""
+    sources = {"engine": config.entries, **dict.fromkeys(("idle_s", "sleep"), config.section_entries.get("fleet", {}))}
+    general = {name: source[name] for name, source in sources.items() if name in source}
+    own = {name: model.entries[name] for name in MODEL_KEYS if name in model.entries}
+    tree: EntryTree = _drop_overridden(own, general)
+    _nest(tree, _prefix("sampling", _drop_overridden(model.sampling_entries, config.sampling_entries)))
     if model.loras:
         written: Mapping[str, ConfigEntry] = model.entries["loras"].value
         tree["loras"] = {name: replace(written[name], value=path) for name, path in model.loras.items()}
     for kind, block in model.blocks.items():
-        _nest(tree, {f"{kind}.{name}": entry for name, entry in _flatten_block(block).items()})
+        shared = _flatten_block(config.blocks.get(kind, EngineBlock()))
+        stronger = overlay(config.universal, config.sampling_entries, model.sampling_entries, shared)
+        _nest(tree, _prefix(kind, _drop_overridden(_flatten_block(block), stronger)))
     return tree
+
+
+def _drop_overridden(own: Mapping[str, ConfigEntry], general: Mapping[str, ConfigEntry]) -> dict[str, ConfigEntry]:
+    return {name: entry for name, entry in own.items() if pick_stronger(general.get(name), entry) is entry}
+
+
+def _prefix(section: str, entries: Mapping[str, ConfigEntry]) -> dict[str, ConfigEntry]:
+    return {f"{section}.{name}": entry for name, entry in entries.items()}
 
 
 def _nest(tree: EntryTree, entries: Mapping[str, ConfigEntry]) -> None:

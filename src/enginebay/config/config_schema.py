@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from enginebay.config.entries.value_coercion import get_unit
 from enginebay.config.sections.config_keys import (
     FALLBACK_TRIGGERS,
     MODEL_KEYS,
@@ -59,7 +61,10 @@ def _build_top_level(known_keys: ConfigKeys) -> dict[str, Schema]:
     aliases = {alias: plain[name] for alias, name in ROOT_ALIASES.items()}
     moved = {name: _convert_setting(SAMPLING_KEYS[to]) for name, to in SAMPLING_ALIASES.items()}
     sampling: dict[str, Schema] = {name: {"$ref": "#/$defs/sampling"} for name in ("sampling", "decoder")}
-    models: Schema = {"type": ["object", "null"], "additionalProperties": {"$ref": "#/$defs/model"}}
+    one_model: Schema = {
+        "anyOf": [{"$ref": "#/$defs/model"}, {"type": "string", "description": MODEL_KEYS["source"].help}]
+    }
+    models: Schema = {"type": ["object", "null"], "additionalProperties": one_model}
     # engines may accept different values at the top level: allow any of them
     merged = {name: _merge_settings(declared) for name, declared in known_keys.universal.items()}
     shared = _nest_settings(merged)["properties"]
@@ -104,7 +109,7 @@ def _build_list(names: Iterable[str], setting: Setting) -> Schema:
 
 
 def _build_model(known_keys: ConfigKeys) -> Schema:
-    plain = {name: _convert_setting(setting) for name, setting in MODEL_KEYS.items()}
+    plain = {name: _convert_setting(setting, name) for name, setting in MODEL_KEYS.items()}
     plain["engine"] = _build_engine_enum(known_keys)
     plain["fallback"] = _build_list(known_keys.kinds_by_name, MODEL_KEYS["fallback"])
     plain["fallback_on"] = _build_list(FALLBACK_TRIGGERS, MODEL_KEYS["fallback_on"])
@@ -113,7 +118,8 @@ def _build_model(known_keys: ConfigKeys) -> Schema:
         "additionalProperties": {"type": "string"},
         "description": "Paths of LoRA adapters by name",
     }
-    named: dict[str, Schema] = {"backend": plain["engine"], "sampling": {"$ref": "#/$defs/sampling"}, "loras": loras}
+    aliases = {alias: plain[name] for name, setting in MODEL_KEYS.items() for alias in setting.aliases}
+    named: dict[str, Schema] = {**aliases, "sampling": {"$ref": "#/$defs/sampling"}, "loras": loras}
     return _build_object({**plain, **named, **_reference_engine_blocks(known_keys)})
 
 
@@ -125,21 +131,24 @@ def _build_engine(spec: EngineSpec) -> Schema:
         }
         for name, retired in spec.retired.items()
     }
-    aliases = {alias: setting for setting in spec.settings.values() for alias in setting.aliases}
-    declared = {**SAMPLING_KEYS, TRUST_KEY: MODEL_KEYS[TRUST_KEY], **spec.settings, **aliases}
+    sampling = {name: replace(setting, aliases=()) for name, setting in SAMPLING_KEYS.items()}
+    declared = {**sampling, TRUST_KEY: MODEL_KEYS[TRUST_KEY], **spec.settings}
     return {**_nest_settings(declared, retired_keys), "description": spec.summary}
 
 
 def _nest_settings(settings: Mapping[str, Setting], further: Mapping[str, Schema] | None = None) -> Schema:
-    """Convert dotted names to nested objects."""
+    """Convert dotted names to nested objects. An alias may be the name of one of them, whose main key it then is."""
     root = _build_object({})
-    leaves = {**{name: _convert_setting(setting) for name, setting in settings.items()}, **(further or {})}
+    plain = {name: _convert_setting(setting, name) for name, setting in settings.items()}
+    aliases = {alias: plain[name] for name, setting in settings.items() for alias in setting.aliases}
+    leaves = {**plain, **(further or {}), **aliases}
     for dotted, leaf in leaves.items():
         *sections, name = dotted.split(".")
         current = root
         for part in sections:
             current = current["properties"].setdefault(part, _build_object({}))
-        current["properties"][name] = leaf
+        section = current["properties"].get(name)
+        current["properties"][name] = leaf if section is None else {"anyOf": [section, leaf]}
     return root
 
 
@@ -147,12 +156,16 @@ def _build_object(properties: dict[str, Schema]) -> Schema:
     return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
 
 
-def _convert_setting(setting: Setting) -> Schema:
+def _convert_setting(setting: Setting, name: str = "") -> Schema:
     schema: Schema = {"description": setting.help}
     if setting.choices:
         schema["enum"] = [*setting.choices, None]
     else:
-        schema["type"] = [*(JSON_TYPES.get(part, part) for part in setting.type.split("|")), "null"]
+        types = setting.type.split("|")
+        unit = get_unit(name, setting)
+        schema["type"] = [*(JSON_TYPES.get(part, part) for part in (*types, *(["str"] if unit else []))), "null"]
+        if unit:
+            schema["pattern"] = unit.pattern
     if setting.minimum is not None:
         schema["minimum"] = setting.minimum
     if setting.maximum is not None:

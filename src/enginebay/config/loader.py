@@ -28,7 +28,7 @@ from enginebay.config.layers.layer_sources import (
     read_file_layer,
 )
 from enginebay.config.preset_registry import find_preset
-from enginebay.config.resolved_config import Config, ConfigWarning, ModelConfig
+from enginebay.config.resolved_config import Config, ConfigWarning, ModelConfig, find_unsupported_context_length
 from enginebay.config.sections.config_keys import (
     AUTO,
     MODEL_KEYS,
@@ -119,7 +119,10 @@ def check_settings(spec: EngineSpec, settings: Mapping[str, Any]) -> dict[str, A
     problems = ProblemCollector()
     block = read_engine_block(spec, build_flag_layer(settings, problems), ConfigKeys({spec.kind: spec}), problems)
     for entry in block.sampling.values():
-        problems.add(entry, "is a request parameter, not an engine setting")
+        flag = f"--{entry.key_path.replace('_', '-')}"
+        problems.add(
+            entry, f"is a request parameter, not an engine setting; set sampling.{entry.key_path}, or pass {flag}"
+        )
     if block.trust is not None:
         problems.add(block.trust, "can only be set for a model or an engine in the config file")
     if problems.items:
@@ -284,7 +287,7 @@ class _ConfigBuilder:
                 entries[name] = replace(value, value=self.resolve_path(value.value, value)) if is_path else value
             return True
 
-        walk_section(content, "", list(declared.settings), accept, self.known_keys, self.problems)
+        walk_section(content, "", declared.settings, accept, self.known_keys, self.problems)
         if "standby" in entries:
             entries["standby"] = self.known_keys.require_kinds(entries["standby"], self.problems)
         return entries
@@ -377,7 +380,8 @@ def _collect_warnings(config: Config) -> list[ConfigProblem]:
     for name, model in config.models.items():
         kind = config.engine_for(name)
         if kind in config.specs:
-            problems += find_inapplicable(config.specs[kind], {}, model.sampling_entries)
+            lacking = find_unsupported_context_length(model, config.specs[kind])
+            problems += find_inapplicable(config.specs[kind], lacking, model.sampling_entries)
     unique: dict[str, ConfigProblem] = {}
     for problem in problems:
         unique.setdefault(problem.key, problem)

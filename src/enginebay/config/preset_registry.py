@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from enginebay.contract import Preset
 from enginebay.engines import registry
 from enginebay.errors import ConfigError
+from enginebay.util.text_format import find_nearest
 
 
 def load_presets() -> dict[str, Preset]:
@@ -23,6 +22,6 @@ def find_preset(name: str) -> Preset:
     presets = load_presets()
     if name in presets:
         return presets[name]
-    near = get_close_matches(name, presets, n=1)
+    near = find_nearest(name, presets)
     hint = f"did you mean {near[0]}?" if near else f"available: {', '.join(presets)}"
     raise ConfigError(f"unknown preset {name!r}", hint, param="preset")

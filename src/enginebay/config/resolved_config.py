@@ -17,6 +17,8 @@ from enginebay.config.sections.server_section import ServerConfig
 from enginebay.contract import EngineSpec
 from enginebay.errors import ConfigError, UnknownEngine
 
+_CONTEXT_LENGTH = "context_length"
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigWarning:
@@ -47,6 +49,7 @@ class ModelConfig:
     trust_remote_code: bool | None = None
     pinned: bool = False
     load: str = "start"  # or "use"
+    context_length: int | None = None  # a setting of the engine; see `Config.setting_entries_for`
     idle_s: float | None = None  # None: fleet.idle_s; see `Config.idle_s_for`
     memory_bytes: int | None = None
     sleep: str | int | None = None  # None: fleet.sleep; see `Config.sleep_for`
@@ -111,7 +114,7 @@ class Config:
     def idle_s_for(self, model: str) -> float | None:
         """Return the idle time after which this model is unloaded; None: never."""
         value = self._resolve_entry("idle_s", self.section_entries.get("fleet", {}), model).value
-        return None if value is None else float(value)
+        return None if value is None or value < 0 else float(value)
 
     def sleep_for(self, model: str) -> str | int:
         """Return the sleep mode of this model: "auto", "off", 1 or 2."""
@@ -148,11 +151,13 @@ class Config:
         """Return load settings with their origins, and problems of universal values that this engine does not accept."""
         spec = self._get_spec(kind)
         general = self.blocks.get(spec.kind, EngineBlock()).settings
-        own = self._get_model(model).blocks.get(spec.kind, EngineBlock()).settings
+        chosen = self._get_model(model)
+        own = chosen.blocks.get(spec.kind, EngineBlock()).settings
         known = {name: entry for name, entry in self.universal.items() if name in spec.settings}
-        entries = overlay(known, general, own)
+        translated = _translate_context_length(chosen, spec)
+        entries = overlay(known, general, translated, own)
         problems: list[ConfigProblem] = []
-        for name in [name for name, entry in entries.items() if entry is known.get(name)]:
+        for name in [name for name, entry in entries.items() if entry in (known.get(name), translated.get(name))]:
             try:
                 entries[name] = replace(entries[name], value=coerce_value(spec.settings[name], entries[name]))
             except InvalidValue as error:
@@ -178,7 +183,8 @@ class Config:
         `spec` is the engine's spec at its installed version, if known.
         """
         spec = spec or self._get_spec(kind)
-        settings = {**self.universal, **self.setting_entries_for(kind, model)[0]}
+        lacking = find_unsupported_context_length(self._get_model(model), spec)
+        settings = {**self.universal, **lacking, **self.setting_entries_for(kind, model)[0]}
         problems = find_inapplicable(spec, settings, self._sampling_entries_for(spec, model))
         warnings = map(ConfigWarning.from_problem, problems)
         return tuple(warning for warning in warnings if warning not in self.warnings)
@@ -238,3 +244,15 @@ class Config:
             if kind == spec.kind or kind in spec.aliases:
                 return spec
         raise UnknownEngine(f"unknown engine {kind!r}", f"available: {', '.join(self.specs)}")
+
+
+def _translate_context_length(model: ModelConfig, spec: EngineSpec) -> dict[str, ConfigEntry]:
+    """Return the model's context length under the engine's name for it."""
+    entry, name = model.entries.get(_CONTEXT_LENGTH), spec.find_setting(_CONTEXT_LENGTH)
+    return {} if entry is None or entry.value is None or name is None else {name: entry}
+
+
+def find_unsupported_context_length(model: ModelConfig, spec: EngineSpec) -> dict[str, ConfigEntry]:
+    """Return the model's context length if the engine has no such setting."""
+    entry = model.entries.get(_CONTEXT_LENGTH)
+    return {} if entry is None or spec.find_setting(_CONTEXT_LENGTH) is not None else {_CONTEXT_LENGTH: entry}

@@ -191,6 +191,10 @@ class EngineSpec:
     def needs_weights(self) -> bool:
         return not WEIGHTLESS_FORMATS.issuperset(self.formats)
 
+    def find_setting(self, name: str) -> str | None:
+        """Return the setting with this name or alias; None if there is none."""
+        return next((own for own, setting in self.settings.items() if name in (own, *setting.aliases)), None)
+
     def reads(self, model_format: str) -> bool:
         """Return whether the engine loads this format, directly or converted."""
         return model_format in self.formats or model_format in self.conversions

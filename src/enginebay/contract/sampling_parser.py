@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from enginebay.contract.sampling_parameters import Guided, Sampling
 from enginebay.errors import InvalidRequest
+from enginebay.util.text_format import find_nearest
 
 
-def parse_sampling(values: Mapping[str, Any]) -> Sampling:
-    """Parse sampling parameters; None counts as unset. Raises `InvalidRequest` that names the parameter."""
+def parse_sampling(values: Mapping[str, Any], unknown_hint: str = "") -> Sampling:
+    """Parse sampling parameters; None counts as unset. Raises `InvalidRequest` that names the parameter.
+
+    `unknown_hint` is for a name that is not even near to a parameter.
+    """
     parsed: dict[str, Any] = {}
     for name, value in values.items():
         if name not in _PARSERS:
-            near = get_close_matches(name, _PARSERS, n=1)
-            hint = f"did you mean {near[0]}?" if near else ""
+            near = find_nearest(name, _PARSERS)
+            hint = f"did you mean {near[0]}?" if near else unknown_hint
             raise InvalidRequest(f"unknown sampling parameter {name!r}", hint, param=name)
         if value is None:
             continue

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -17,6 +16,7 @@ from pathlib import Path
 from enginebay.contract import EngineSpec
 from enginebay.errors import UnknownEngine
 from enginebay.util.paths import engines_dir
+from enginebay.util.text_format import find_nearest
 
 GROUP = "enginebay.engines"
 
@@ -60,7 +60,7 @@ def load_built_in_specs() -> list[EngineSpec]:
 
 
 def build_unknown_engine_error(kind: str, known: list[str]) -> UnknownEngine:
-    matches = get_close_matches(kind, known, n=1)
+    matches = find_nearest(kind, known)
     hint = f"did you mean {matches[0]}?" if matches else f"available: {', '.join(known)}"
     return UnknownEngine(f"unknown engine {kind!r}", hint)
 

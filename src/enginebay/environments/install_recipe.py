@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.resources import files
 
 from enginebay.contract import EngineSpec, Recipe
 from enginebay.environments.dist_requirements import canonicalize_name
 from enginebay.environments.versions import version_key
 from enginebay.errors import EngineMissing, UsageError
+from enginebay.util.text_format import find_nearest
 
 # What the worker imports in every engine environment. The generated messages need protobuf 4.25 or newer.
 WORKER_REQUIREMENTS = (
@@ -42,7 +42,7 @@ def parse_target(requested: str, specs: Mapping[str, EngineSpec], is_package: bo
     if name in known:
         return InstallTarget(known[name], version or None)
     # A typo must not install an unrelated package from the index.
-    near = get_close_matches(name, known, n=1)
+    near = find_nearest(name, known)
     raise UsageError(
         f"unknown engine {name!r}" + (f"; did you mean {near[0]}?" if near else ""),
         f"for a package that provides an engine: bay engines install --package {requested}",

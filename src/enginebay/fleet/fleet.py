@@ -24,6 +24,7 @@ from enginebay.fleet.lifecycle.standby_pool import StandbyPool
 from enginebay.fleet.lifecycle.switch_history import SwitchHistory
 from enginebay.fleet.lifecycle.transitions import DrainTimeout, EmitEvent, LoadedWorker, TransitionExecutor
 from enginebay.fleet.memory.memory_budget import MemoryBudget
+from enginebay.fleet.memory.memory_errors import build_no_memory_error
 from enginebay.fleet.memory.memory_observed import ObservedResources
 from enginebay.fleet.routing.model_client import ReplicaHandle
 from enginebay.fleet.routing.variants import Variant
@@ -271,10 +272,13 @@ class Fleet:
                 return
 
     def _reject(self, action: planner.Reject) -> None:
-        error = _build_no_memory_error()
+        error: EnginebayError
         if action.reason == "deadline":
             after_s = action.retry_after_s
             error = Overloaded("timed out waiting for the model to load", "retry later", retry_after_s=after_s)
+        else:
+            account = self._build_memory_account()
+            error = build_no_memory_error(account.replicas[self._wait_queue.get_model(action.id)], account)
         self._wait_queue.reject(action.id, error)
 
     def raise_if_unavailable(self, replica: Replica) -> None:
@@ -292,7 +296,7 @@ class Fleet:
             if (error := replica.get_rejection()) is not None:
                 failures[name] = error
             elif replica.state is not ReplicaState.AWAKE and not account.can_ever_fit(account.replicas[name]):
-                failures[name] = _build_no_memory_error()
+                failures[name] = build_no_memory_error(account.replicas[name], account)
         return failures
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -443,8 +447,3 @@ class Fleet:
             if replica.recovering or replica.variant.settings.pinned:
                 self._wait_queue.add_preload(replica.name, self.config.max_wait_s)
         self._plan_due.set()
-
-
-def _build_no_memory_error() -> Overloaded:
-    message = "the model does not fit into the memory that pinned models leave, or max_awake is reached"
-    return Overloaded(message, "see what it needs in `bay ps --json`", retry_after_s=60.0)

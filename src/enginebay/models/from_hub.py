@@ -25,6 +25,11 @@ from enginebay.util.atomic_file import read_json_or_none
 from enginebay.util.progress import Advance, Say, track_progress
 
 STATE_FILE = ".hub.json"
+_UNREACHABLE_ERRORS = {"TransportError", "ConnectionError", "ProxyError", "Timeout"}  # of httpx and requests
+_UNREACHABLE_HINT = (
+    "check the network and the proxy, then pull again to resume; else set HF_ENDPOINT to a mirror, or bring the files: "
+    "`bay models pull PATH`, or a bundle (`bay bundle`)"
+)
 CHUNK_BYTES = 1 << 20  # the library's 10 MB would delay an interruption on a slow connection
 
 
@@ -203,4 +208,18 @@ def _to_enginebay_error(source: HfSource, error: Exception, errors: Any) -> Exce
     if isinstance(error, errors.RepositoryNotFoundError):
         return FetchFailed(f"the hub has no model {source.repo}, or it is private", "check the name, or set HF_TOKEN")
     reason = " ".join(str(error).split())[:200] or type(error).__name__
+    if _is_unreachable(error):
+        from huggingface_hub import constants
+
+        return FetchFailed(f"cannot reach the hub at {constants.ENDPOINT} for {source}: {reason}", _UNREACHABLE_HINT)
     return FetchFailed(f"failed to fetch {source}: {reason}", "check the network and HF_ENDPOINT; pull again to resume")
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Return whether no server answered: the HTTP library's names for it, which differ between releases."""
+    names = {base.__name__ for base in type(error).__mro__}
+    cause = error.__cause__ or error.__context__
+    unreachable = isinstance(error, (ConnectionError, TimeoutError)) or bool(names & _UNREACHABLE_ERRORS)
+    return unreachable or (
+        cause is not None and "status" not in type(error).__name__.lower() and _is_unreachable(cause)
+    )

@@ -9,7 +9,7 @@ Raises `UnknownModel` with the nearest names, and `Offline` if a fetch is needed
 from __future__ import annotations
 
 import hashlib
-from difflib import get_close_matches
+import re
 from pathlib import Path
 
 from enginebay.errors import UnknownModel
@@ -20,6 +20,9 @@ from enginebay.models.model_sources import FileSource, derive_name, looks_like_s
 from enginebay.models.model_store import ModelStore
 from enginebay.util.child_processes import interruptible
 from enginebay.util.progress import Say
+from enginebay.util.text_format import find_nearest
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?:@[\w./-]+)?(?::[^:]+\.gguf)?")
 
 
 def resolve_model(name_or_source: str, store: ModelStore | None = None) -> StoredModel:
@@ -85,7 +88,13 @@ def _describe_unregistered(source: FileSource, store: ModelStore) -> StoredModel
 
 def _build_unknown_error(requested: str, store: ModelStore) -> UnknownModel:
     names = sorted({*KNOWN_MODELS, *(model.name for model in store.list_models())})
-    near = get_close_matches(requested, names, n=3)
+    if _HUB_NAME.fullmatch(requested):
+        return UnknownModel(
+            f"unknown model {requested!r}",
+            f"for the model on the Hugging Face hub, use hf:{requested}; for a path, ./{requested}",
+            param="model",
+        )
+    near = find_nearest(requested, names, 3)
     suggestion = f"did you mean {' or '.join(near)}? " if near else ""
     return UnknownModel(
         f"unknown model {requested!r}",

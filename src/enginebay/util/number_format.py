@@ -1,10 +1,16 @@
-"""Human-readable numbers. Pure."""
+"""Human-readable numbers: formats them, and parses sizes and durations such as `4GiB` and `10m`. Pure."""
 
 from __future__ import annotations
 
 import math
+import re
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])(I)?)?B?")
+_PART = r"(\d{1,18}(?:\.\d{1,18})?)\s*(ms|s|min|m|h|d)"
+_DURATION = re.compile(rf"-?(?:{_PART}\s*)+")
+_NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def format_duration(seconds: float) -> str:
@@ -55,3 +61,23 @@ def format_bytes(value: float) -> str:
         value, power = value / 1024, power + 1
     decimals = 1 if power >= 3 or (power and value < 10) else 0
     return f"{value:.{decimals}f} {_UNITS[power]}"
+
+
+def parse_size(text: str) -> int | None:
+    """Return bytes: `4GB` is decimal, `4GiB` binary. None: not a size."""
+    match = _SIZE.fullmatch(text.strip().upper())
+    if match is None:
+        return None
+    power = " KMGT".index(match[2] or " ")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def parse_duration(text: str) -> float | None:
+    """Return seconds: `10m` are 600, `-1m` are -60. None: not a duration."""
+    text = text.strip().lower()
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if not _DURATION.fullmatch(text):
+        return None
+    seconds = sum(float(count) * _SECONDS[unit] for count, unit in re.findall(_PART, text))
+    return -seconds if text.startswith("-") else seconds

@@ -97,11 +97,16 @@ async def test_two_models_of_which_one_fits(site: ServerSite) -> None:
 
 
 async def test_a_model_that_never_fits(site: ServerSite) -> None:
-    config = _config({"memory_bytes": GB}, toy={"memory_bytes": 1 << 20}, huge={"memory_bytes": 2 * GB})
+    toy, huge = {"memory_bytes": "1MiB", "load": "start", "pinned": True}, {"memory_bytes": "2GiB", "load": "start"}
+    config = _config({"memory_bytes": "1GiB"}, toy=toy, huge=huge)
     with run_server(config=config, environ=site.alone) as server:
+        assert "warning: huge does not fit on this host: it needs 2.0 GiB of ram" in server.log.read_text()
+        assert "first request" not in server.log.read_text(), "it never loads"
         began = time.monotonic()
         refused = ask(server, model="huge")
-        assert assert_error(refused, 503)["code"] == "overloaded" and int(refused.headers["retry-after"]) > 0
+        error = assert_error(refused, 503)
+        assert error["code"] == "model_too_large" and "retry-after" not in refused.headers
+        assert "it needs 2.0 GiB of ram, but the budget is 1.0 GiB" in error["message"]
         assert time.monotonic() - began < 30  # it would wait for 300
         async with (
             BackgroundWorkload(server.url, ["toy"]) as good,

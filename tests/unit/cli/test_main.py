@@ -49,6 +49,21 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert main(["bench"]) == 2 and "did you mean `bay experiment`?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("list", "did you mean `bay models list`?"),
+        ("pull", "did you mean `bay models pull`?"),
+        ("stop", "to unload a model: `bay unload MODEL`; to stop a server: Ctrl-C or SIGTERM"),
+        ("create", "to use your own files: `bay models pull PATH --name NAME`"),
+        ("frobnicate", "`bay --help` lists all commands"),
+    ],
+)
+def test_what_users_of_other_tools_type(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    assert capsys.readouterr().err.splitlines()[1].strip().startswith(said)
+
+
 def test_an_unknown_flag_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--no-such-flag"]) == 2
     assert "--no-such-flag" in capsys.readouterr().err

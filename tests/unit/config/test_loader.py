@@ -252,7 +252,7 @@ def test_default_paths_and_a_missing_file(tmp_path: Path, monkeypatch: pytest.Mo
         ("fast: 3", "fast: expected a mapping"),
         ("batching: 3", "batching: expected a mapping"),
         ("traffic_simulation: 3", "traffic_simulation: expected a mapping"),
-        ("models: {m: x}", "models.m: expected a mapping"),
+        ("models: {m: 7}", "models.m: expected a mapping"),
         ("model: 7", "model: expected text, got 7; quote it"),
         ("sampling: {temperature: 3}", "sampling.temperature: expected 0 to 2, got 3"),
         ("sampling: {min_tokens: 5, max_tokens: 2}", "sampling.min_tokens: min_tokens (5) exceeds max_tokens (2)"),

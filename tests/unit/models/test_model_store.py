@@ -77,6 +77,13 @@ def test_resolve_by_name_path_and_source(store, tmp_path):
     assert resolve_model("renamed") == resolve_model(str(path)) == resolve_model(f"file:{path}") == stored
 
 
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "org/name@v1"])
+def test_a_name_of_the_hub_proposes_its_source(store, name):
+    with pytest.raises(UnknownModel) as caught:
+        resolve_model(name)
+    assert f"use hf:{name};" in caught.value.hint
+
+
 def test_unknown_models_name_the_nearest(store):
     with pytest.raises(UnknownModel, match="unknown model 'smolm2'") as caught:
         resolve_model("smolm2")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import BinaryIO
 from enginebay.bundle.bundle_manifest import ArchivedFile, ArchivePart
 from enginebay.bundle.standalone import CHUNK
 from enginebay.errors import UsageError
+from enginebay.util.number_format import parse_size
 
-_SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 _MIN_PART_BYTES = 100_000
 ARCHIVE_NAME = "bundle.tar"
 _BLOCK = tarfile.BLOCKSIZE
@@ -22,8 +21,7 @@ _MAX_PARTS = 999  # so that `cat bundle.tar.*` sorts them
 
 def parse_part_size(text: str) -> int:
     """Parse a size: `60MB` and `1.5GB` are decimal, `60MiB` is binary. Raises `UsageError`."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", text.upper())
-    size = int(float(match[1]) * _SIZE_UNITS[match[2] or ""]) if match else 0
+    size = parse_size(text) or 0
     if size < _MIN_PART_BYTES:
         raise UsageError(f"{text!r} is not a valid part size", "use at least 100kB, as in --split 60MB")
     return size

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, ServerConfigOption, UrlOption, post_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 
@@ -23,6 +23,7 @@ def add(
     name: NameArgument,
     path: Annotated[Path, typer.Argument(help="Path of the adapter on the server's host")],
     url: UrlOption = None,
+    config: ServerConfigOption = None,
     key: KeyOption = None,
     key_file: KeyFileOption = None,
     json: JsonOption = False,
@@ -40,6 +41,7 @@ def remove(
     model: ModelArgument,
     name: NameArgument,
     url: UrlOption = None,
+    config: ServerConfigOption = None,
     key: KeyOption = None,
     key_file: KeyFileOption = None,
     json: JsonOption = False,

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode, urlsplit
 
 import typer
 
-from enginebay.cli.admin.server_address import DEFAULT_URL, ServerAddress, resolve_server
+from enginebay.cli.admin.server_address import DEFAULT_URL, ServerAddress, resolve_server, use_config_file
 from enginebay.cli.options.key_options import KeyFileOption as KeyFileOption
 from enginebay.cli.options.key_options import KeyOption as KeyOption
 from enginebay.cli.output.console import note, redraw_line
@@ -32,6 +33,16 @@ UrlOption = Annotated[
         help=f"Server URL (default: server.host and server.port from the configuration, else {DEFAULT_URL})",
         envvar="ENGINEBAY_URL",
         show_envvar=True,
+    ),
+]
+ServerConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="Config file with the server's address",
+        callback=use_config_file,
+        expose_value=False,
     ),
 ]
 

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, ServerUnreachable, UrlOption, get_admin
+from enginebay.cli.admin.admin_client import (
+    KeyFileOption,
+    KeyOption,
+    ServerConfigOption,
+    ServerUnreachable,
+    UrlOption,
+    get_admin,
+)
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note
 
@@ -18,6 +25,7 @@ def logs(
     model: Annotated[str, typer.Argument(help="A model, or MODEL@ENGINE for one of its fallback engines")],
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="Maximum number of lines")] = 100,
     url: UrlOption = None,
+    config: ServerConfigOption = None,
     key: KeyOption = None,
     key_file: KeyFileOption = None,
     json: JsonOption = False,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, get_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, ServerConfigOption, UrlOption, get_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
-from enginebay.cli.output.console import emit_json, print_table
+from enginebay.cli.output.console import emit_json, print_summary, print_table
 
 app = create_app(help="Show a server's models.")
 
 
 @app.command()
-def ps(url: UrlOption = None, key: KeyOption = None, key_file: KeyFileOption = None, json: JsonOption = False) -> None:
+def ps(
+    url: UrlOption = None,
+    config: ServerConfigOption = None,
+    key: KeyOption = None,
+    key_file: KeyFileOption = None,
+    json: JsonOption = False,
+) -> None:
     """Show every model on a running server: engine, state, requests, memory and last switch."""
     from enginebay.cli.output.fleet_tables import PS_COLUMNS, build_ps_notes, build_ps_rows
 
@@ -20,4 +26,4 @@ def ps(url: UrlOption = None, key: KeyOption = None, key_file: KeyFileOption = N
         return
     print_table(PS_COLUMNS, build_ps_rows(status))
     for line in build_ps_notes(status):
-        print(line)
+        print_summary(line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, ServerConfigOption, UrlOption, post_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 from enginebay.util.text_format import pluralize
@@ -12,7 +12,11 @@ app = create_app(help="Apply configuration changes to a running server.")
 
 @app.command()
 def reload(
-    url: UrlOption = None, key: KeyOption = None, key_file: KeyFileOption = None, json: JsonOption = False
+    url: UrlOption = None,
+    config: ServerConfigOption = None,
+    key: KeyOption = None,
+    key_file: KeyFileOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Apply configuration changes and reload API keys, without dropping a request.
 

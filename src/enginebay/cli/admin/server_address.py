@@ -23,6 +23,16 @@ class ServerAddress:
     hint: str = START_HINT
 
 
+_config_file: Path | None = None  # of this command
+
+
+def use_config_file(path: Path | None) -> Path | None:
+    """Read the configured address from this file; None: from the default one. Every command calls it."""
+    global _config_file
+    _config_file = path
+    return path
+
+
 def resolve_server(url: str | None) -> ServerAddress:
     """Resolve the server at this URL, with or without /v1; None: the configured one."""
     return _read_configured_address() if url is None else _parse_url(url)
@@ -54,7 +64,7 @@ def _read_configured_address() -> ServerAddress:
     from enginebay.config.loader import validate_config
 
     try:
-        result = validate_config()
+        result = validate_config(_config_file)
     except EnginebayError as error:
         return _build_address_with_hint(DEFAULT_URL, error.message)
     host, port = result.config.server.host, result.config.server.port

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, ServerConfigOption, UrlOption, post_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 
@@ -17,6 +17,7 @@ app = create_app(help="Put a model on a running server to sleep.", no_args_is_he
 def sleep(
     model: Annotated[str, typer.Argument(help="A model on the server; see `bay ps`")],
     url: UrlOption = None,
+    config: ServerConfigOption = None,
     key: KeyOption = None,
     key_file: KeyFileOption = None,
     json: JsonOption = False,

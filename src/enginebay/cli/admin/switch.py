@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, ServerConfigOption, UrlOption, post_admin
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 
@@ -21,6 +21,7 @@ def switch(
     ],
     coming: Annotated[str, typer.Argument(metavar="TO", help="The model to load or wake")],
     url: UrlOption = None,
+    config: ServerConfigOption = None,
     key: KeyOption = None,
     key_file: KeyFileOption = None,
     json: JsonOption = False,

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, UrlOption, fetch
+from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, ServerConfigOption, UrlOption, fetch
 from enginebay.cli.admin.server_address import ServerAddress, resolve_server
 from enginebay.cli.options.command_app import create_app
-from enginebay.cli.output.console import emit_json, print_table
+from enginebay.cli.output.console import emit_json, print_summary, print_table
 from enginebay.errors import EnginebayError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ WaitForQuit = Callable[[float], bool]  # waits this many seconds; True: quit
 @app.command()
 def top(
     url: UrlOption = None,
+    config: ServerConfigOption = None,
     key: KeyOption = None,
     key_file: KeyFileOption = None,
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between refreshes")] = 1.0,
@@ -69,7 +70,7 @@ def _print_json(summary: ServerSummary, rows: list[TopRow], whole: bool) -> None
 def _print_snapshot(summary: ServerSummary, rows: list[TopRow]) -> None:
     from enginebay.cli.output.top_tables import TOP_COLUMNS, format_cells, format_headline
 
-    print(format_headline(summary, rows), flush=True)
+    print_summary(format_headline(summary, rows))
     print_table(TOP_COLUMNS, map(format_cells, rows))
 
 
@@ -85,22 +86,16 @@ def _show_live(snapshots: Iterator[tuple[ServerSummary, list[TopRow]]]) -> None:
         return
     with Live(Group(), screen=True, auto_refresh=False) as live:
         for summary, rows in chain(first, snapshots):
-            live.update(Group(Text(format_headline(summary, rows)), Text(), _build_table(rows)), refresh=True)
+            table = Text(_draw_table(rows, live.console.width), no_wrap=True)
+            live.update(Group(Text(format_headline(summary, rows)), Text(), table), refresh=True)
 
 
-def _build_table(rows: list[TopRow]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
+def _draw_table(rows: list[TopRow], width: int) -> str:
+    from enginebay.cli.output.table_layout import render_table, to_columns
     from enginebay.cli.output.top_tables import TOP_COLUMNS, format_cells
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(TOP_COLUMNS):
-        table.add_column(column, justify="left" if index < 2 else "right")
-    for row in rows:
-        *plain, errors = format_cells(row)
-        table.add_row(*map(Text, plain), Text(errors, style="red" if row.errors else ""))
-    return table
+    header, body = render_table(to_columns(TOP_COLUMNS), [format_cells(row) for row in rows], width)
+    return "\n".join([*header, *body])
 
 
 def wait_without_keys(seconds: float) -> bool:

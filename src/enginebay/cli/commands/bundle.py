@@ -187,12 +187,12 @@ def show(folder: FolderArgument, json: JsonOption = False) -> None:
         ("created", manifest.created),
         ("fingerprint", compute_fingerprint(manifest)),
     ]
-    print_table(("", ""), rows)
+    print_table(("field", "value"), rows)
     for engine in manifest.engines:
         _show_excluded(engine, manifest.trim)
     print()
     print_table(
-        ("PACKAGE", "VERSION", "SIZE", "SHA256"),
+        ("package", "version", "size", "sha256"),
         [
             (
                 package.name,
@@ -210,4 +210,5 @@ def _show_excluded(engine: BundledEngine, trim: str) -> None:
     rows += [(name, f"left out: {reason}") for name, reason in (engine.left_out or {}).items()]
     if rows:
         print()
-        print_table((f"NOT INCLUDED ({engine.kind}{f', trimmed for {trim}' if trim else ''})", ""), rows)
+        print(f"not included ({engine.kind}{f', trimmed for {trim}' if trim else ''}):")
+        print_table(("package", "why"), rows)

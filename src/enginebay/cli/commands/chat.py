@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
+from enginebay.cli.interactive.chat_commands import ChatCommands, Conversation
+from enginebay.cli.interactive.chat_input import ChatInput, use_history
 from enginebay.cli.options import stack_options
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.sampling_options import with_sampling
 from enginebay.cli.output.console import note
 from enginebay.cli.termination import Terminated
 from enginebay.contract import Delta, FinishReason
+from enginebay.contract.engine_messages import Done
 from enginebay.errors import RequestError, UsageError
 from enginebay.stack import Stack
 
 app = create_app()
-
-_HELP = "/reset clears the conversation, /exit or Ctrl-D quits, Ctrl-C stops an answer"
 
 
 @app.command()
@@ -33,60 +35,90 @@ def chat(
     set_: stack_options.SetOption = None,
     offline: stack_options.OfflineOption = None,
     strict: stack_options.StrictOption = False,
+    history: Annotated[
+        bool,
+        typer.Option(
+            "--history/--no-history", help="Remember what you type, in ENGINEBAY_HOME", envvar="ENGINEBAY_CHAT_HISTORY"
+        ),
+    ] = True,
     sampling: dict[str, Any],
 ) -> None:
-    """Chat with a model. The conversation is kept until /reset."""
+    """Chat with a model. The conversation is kept until /clear; /help lists the commands."""
     if sampling.get("n", 1) > 1:
         raise UsageError("chat shows one answer at a time", "remove --n; --best-of picks the best of several")
-    progress = stack_options.StatusLine()
     options = stack_options.build_stack_options(config, set_, offline, strict, engine)
-    stack = Stack(model, say=progress.update, **options, **sampling)
+    session = _ChatSession(options, sampling, lora)
     try:
+        conversation = Conversation(session.open(model), system or "")
+        stack_options.warn_unused_keys(set_, session.stack.facts.kind)
+        with use_history(history):
+            converse(session, conversation)
+    finally:
+        session.close()
+
+
+class _ChatSession:
+    """The loaded model, which `/model` replaces."""
+
+    def __init__(self, options: dict[str, Any], sampling: dict[str, Any], lora: str | None) -> None:
+        self._options, self._sampling, self._lora = options, sampling, lora
+        self._stack: Stack | None = None
+
+    @property
+    def stack(self) -> Stack:
+        assert self._stack is not None
+        return self._stack
+
+    def open(self, model: str | None) -> str:
+        """Load a model instead of the current one, and return its name. On failure the current one stays."""
+        progress, previous = stack_options.StatusLine(), self._stack
+        stack = Stack(model, say=progress.update, **self._options, **self._sampling)
         try:
-            stack.open()
+            plan = stack.prepare()  # an unknown model, engine or adapter fails here, before anything is unloaded
+            stack_options.check_adapter_name(plan, self._lora)
+            if previous is not None:
+                previous.close()
+            self._stack = stack.open()
+        except BaseException:
+            if previous is not None and self._stack is previous:
+                self._stack = previous.open()
+            raise
         finally:
             progress.clear()
         stack_options.show_warnings(stack.warnings)
-        stack_options.warn_unused_keys(set_, stack.facts.kind)
         if sys.stdin.isatty():
-            note(f"{stack.facts.model} on {stack.facts.kind} {stack.facts.version}. {_HELP}")
-        converse(stack, system, {"lora": lora} if lora else {})
-    finally:
-        stack.close()
+            note(f"{stack.facts.model} on {stack.facts.kind} {stack.facts.version}. /help lists the commands")
+        return plan.model
+
+    def close(self) -> None:
+        if self._stack is not None:
+            self._stack.close()
+
+    def stream(self, conversation: Conversation) -> Iterator[Delta | Done]:
+        return self.stack.events(conversation.messages, lora=self._lora, **conversation.sampling)
 
 
-def converse(stack: Stack, system: str | None, options: dict[str, Any]) -> None:
-    """Read lines and answer them until the input ends."""
-    opening = [{"role": "system", "content": system}] if system else []
-    history = list(opening)
-    while True:
-        try:
-            line = input("> " if sys.stdin.isatty() else "").strip()
-        except EOFError:
-            return
-        if line in ("/exit", "/quit"):
-            return
-        if line == "/reset":
-            history = list(opening)
+def converse(session: _ChatSession, conversation: Conversation) -> None:
+    """Answer messages and run commands until the input ends."""
+    commands = ChatCommands(conversation, session.open, note)
+    for message in ChatInput():
+        if message.startswith("/") and "\n" not in message:
+            if not commands.run(message):
+                return
             continue
-        if not line:
-            continue
-        if line.startswith("/"):
-            note(_HELP)
-            continue
-        history.append({"role": "user", "content": line})
-        answer = _stream_answer(stack, history, options)
+        conversation.turns.append({"role": "user", "content": message})
+        answer = _stream_answer(session.stream(conversation))
         if answer:
-            history.append({"role": "assistant", "content": answer})
+            conversation.turns.append({"role": "assistant", "content": answer})
         else:
-            history.pop()
+            conversation.turns.pop()
 
 
-def _stream_answer(stack: Stack, history: list[dict[str, str]], options: dict[str, Any]) -> str:
+def _stream_answer(events: Iterator[Delta | Done]) -> str:
     pieces: list[str] = []
     reason: FinishReason | None = None
     try:
-        for event in stack.events(history, **options):
+        for event in events:
             if not isinstance(event, Delta):
                 continue
             reason, text = event.finish_reason or reason, event.text

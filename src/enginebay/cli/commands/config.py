@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginebay.cli.options.command_app import JsonOption, create_app
+from enginebay.cli.options.command_app import JsonOption, create_app, pick_config_file
 
 if TYPE_CHECKING:
     from enginebay.config import resolved_config
+    from enginebay.config.entries.config_entry import ConfigProblem
 
 app = create_app(no_args_is_help=True)
 
@@ -18,7 +19,7 @@ FileArgument = Annotated[
     Path | None,
     typer.Argument(help="Config file (default: ENGINEBAY_CONFIG, ./enginebay.yaml or config.yaml in ENGINEBAY_HOME)"),
 ]
-ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Same as FILE")]
+SameFileOption = Annotated[Path | None, typer.Option("--config", "-c", help="Same as FILE")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Treat keys without effect as errors")]
 EngineOption = Annotated[str | None, typer.Option("--engine", help="Validate for this engine")]
 PresetOption = Annotated[
@@ -37,7 +38,7 @@ def main() -> None:
 
 @app.command()
 def validate(
-    file: FileArgument = None, config_file: ConfigOption = None, strict: StrictOption = False, json: JsonOption = False, engine: EngineOption = None,
+    file: FileArgument = None, config_file: SameFileOption = None, strict: StrictOption = False, json: JsonOption = False, engine: EngineOption = None,
     preset: PresetOption = None, set_: SetOption = None,
 ) -> None:  # fmt: skip
     """Check the configuration and print one line per problem. Exits with 2 if there are any.
@@ -49,9 +50,10 @@ def validate(
     from enginebay.util.text_format import pluralize
 
     result = validate_config(
-        _pick_file(file, config_file), preset=preset, flags=_build_flags(engine, set_), strict=strict
+        pick_config_file(file, config_file), preset=preset, flags=_build_flags(engine, set_), strict=strict
     )
-    config, problems = result.config, result.problems
+    config = result.config
+    problems = result.problems or _find_fatal(config)
     warnings = [*config.warnings, *([] if problems else _find_missing(config))]
     if json:
         emit_json(
@@ -77,7 +79,7 @@ def validate(
 
 @app.command()
 def show(
-    file: FileArgument = None, config_file: ConfigOption = None, strict: StrictOption = False, json: JsonOption = False, engine: EngineOption = None,
+    file: FileArgument = None, config_file: SameFileOption = None, strict: StrictOption = False, json: JsonOption = False, engine: EngineOption = None,
     preset: PresetOption = None, set_: SetOption = None,
 ) -> None:  # fmt: skip
     """Print the effective configuration with the origin of each value."""
@@ -85,7 +87,9 @@ def show(
     from enginebay.config.config_dump import to_json, to_yaml
     from enginebay.config.loader import load_config
 
-    config = load_config(_pick_file(file, config_file), preset=preset, flags=_build_flags(engine, set_), strict=strict)
+    config = load_config(
+        pick_config_file(file, config_file), preset=preset, flags=_build_flags(engine, set_), strict=strict
+    )
     if json:
         emit_json(to_json(config))
         return
@@ -130,16 +134,16 @@ def trust(
     print(f"{file}: trusted as it is now; trust it again after a change")
 
 
+def _find_fatal(config: resolved_config.Config) -> tuple[ConfigProblem, ...]:
+    from enginebay.cli.commands.config_host_check import find_fatal_problems
+
+    return tuple(find_fatal_problems(config))
+
+
 def _find_missing(config: resolved_config.Config) -> list[resolved_config.ConfigWarning]:
     from enginebay.cli.commands.config_host_check import find_missing_on_host
 
     return find_missing_on_host(config)
-
-
-def _pick_file(file: Path | None, config_file: Path | None) -> Path | None:
-    if file is not None and config_file is not None:
-        raise typer.BadParameter("pass the file once, as FILE or with --config")
-    return file if file is not None else config_file
 
 
 def _build_flags(engine: str | None, assignments: list[str] | None) -> dict[str, Any]:

@@ -1,27 +1,90 @@
-"""Checks a configuration for engines and models that this host lacks."""
+"""Checks a configuration for what `bay serve` would fail on: what this host lacks, and what no host could run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
-from enginebay.config.entries.config_entry import ConfigEntry
+from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem
 from enginebay.config.resolved_config import Config, ConfigWarning, ModelConfig
 from enginebay.config.sections.config_keys import AUTO
+from enginebay.contract import EngineSpec
 from enginebay.engines import registry
 from enginebay.environments import find_environment
-from enginebay.errors import EnginebayError, UnknownModel
+from enginebay.errors import ConfigError, EnginebayError, ModelInvalid, UnknownModel
 from enginebay.fleet.engine_selection.engine_resolver import decide_engine_for
 from enginebay.models import KNOWN_MODELS, resolve_model
+from enginebay.models.adapter_files import check_adapter
 from enginebay.models.model_sources import FileSource, looks_like_source, parse_source
 
 
 def find_missing_on_host(config: Config) -> list[ConfigWarning]:
-    """Return a warning for each engine not installed, and each model that is neither stored nor downloadable."""
-    named = [name for name in (config.model, *config.models) if name]
-    warnings = [*_check_engine(config.engine_for(), config.engine_entry(), "engine")]
-    for name in dict.fromkeys(named):
+    """Return a warning for each engine not installed, and each model or file that is neither here nor downloadable."""
+    warnings = [*_check_engine(config.engine_for(), config.engine_entry(), "engine"), *_check_keys_file(config)]
+    for name in _list_models(config):
         warnings += _check_model(config, name)
+    warnings += [_to_warning(error, entry, key_path) for error, entry, key_path in _check_adapters(config, ConfigError)]
     return list(dict.fromkeys(warnings))
+
+
+def find_fatal_problems(config: Config) -> list[ConfigProblem]:
+    """Return what `bay serve` fails on, whatever the host: tasks and adapters that an engine does not support."""
+    problems = [
+        ConfigProblem(key_path, _describe_error(error), entry.origin)
+        for error, entry, key_path in (*_check_tasks(config), *_check_adapters(config, ModelInvalid))
+    ]
+    return list(dict.fromkeys(problems))
+
+
+def _list_models(config: Config) -> list[str]:
+    return list(dict.fromkeys(name for name in (config.model, *config.models) if name))
+
+
+def _list_engines(config: Config, model: str) -> list[EngineSpec]:
+    kinds = (_resolve_engine(config, model), *config.fallback_for(model))
+    return [config.specs[kind] for kind in kinds if kind in config.specs]
+
+
+def _resolve_engine(config: Config, model: str) -> str:
+    """Return the engine of a model; for `auto` the one on this host, if the model is stored."""
+    kind = config.engine_for(model)
+    if kind == AUTO:
+        with suppress(EnginebayError):
+            configured = config.models.get(model) or ModelConfig(model)
+            kind = decide_engine_for(resolve_model(configured.source or model), task=configured.task).kind
+    return kind
+
+
+def _check_keys_file(config: Config) -> Iterator[ConfigWarning]:
+    path, entry = config.server.keys_file, config.section_entries["server"].get("keys_file")
+    if path is not None and not path.is_file():
+        yield _to_warning(
+            ConfigError(f"file not found: {path}", "create it: bay keys create NAME"), entry, "server.keys_file"
+        )
+
+
+def _check_tasks(config: Config) -> Iterator[tuple[EnginebayError, ConfigEntry, str]]:
+    for name, model in config.models.items():
+        for spec in _list_engines(config, name):
+            if "task" in model.entries and model.task not in spec.tasks:
+                reason = f"{spec.kind} does not support it; it supports {', '.join(spec.tasks)}"
+                yield ConfigError(reason), model.entries["task"], f"models.{name}.task"
+
+
+def _check_adapters(
+    config: Config, expected: type[EnginebayError]
+) -> Iterator[tuple[EnginebayError, ConfigEntry, str]]:
+    """Yield the errors of this type that adapters cause on the engines of their models."""
+    for name, model in config.models.items():
+        for spec in _list_engines(config, name):
+            for adapter, path in model.loras.items():
+                try:
+                    check_adapter(spec, adapter, Path(path))
+                except expected as error:
+                    yield error, model.entries["loras"].value[adapter], f"models.{name}.loras.{adapter}"
+                except EnginebayError:
+                    pass
 
 
 def _check_model(config: Config, name: str) -> Iterator[ConfigWarning]:
@@ -62,7 +125,11 @@ def _is_downloadable(source: str) -> bool:
 
 
 def _to_warning(error: EnginebayError, entry: ConfigEntry | None, key_path: str) -> ConfigWarning:
-    message = f"{error.message}; {error.hint}" if error.hint else error.message
+    message = _describe_error(error)
     if entry is None or entry.origin.source == "default":
         return ConfigWarning(key_path, message)
     return ConfigWarning(entry.key_path or key_path, message, entry.origin.line, str(entry.origin))
+
+
+def _describe_error(error: EnginebayError) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message

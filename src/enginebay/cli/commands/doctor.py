@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from enginebay.cli.options.command_app import create_app
-from enginebay.cli.output.console import emit_json
+from enginebay.cli.output.console import emit_json, print_table
+from enginebay.cli.output.table_layout import Column
 
 app = create_app(help="Check this host: what is installed, missing or broken.")
 _MARKS = {"ok": "ok", "absent": "-", "broken": "BROKEN"}
@@ -23,10 +24,9 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Machine-readable o
     if json:
         emit_json({"ok": not is_broken, "findings": [finding.to_json() for finding in findings]})
     else:
-        width = max(len(finding.what) for finding in findings)
-        for finding in findings:
-            print(f"{_MARKS[finding.state]:<7} {finding.what:<{width}}  {finding.found}")
-            if finding.cure:
-                print(f"{'':7} {'':{width}}  -> {finding.cure}")
+        print_table(
+            ("state", "check", "found", Column("fix", detail=True)),
+            [(_MARKS[finding.state], finding.what, finding.found, finding.cure) for finding in findings],
+        )
     if is_broken:
         raise typer.Exit(1)

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginebay.cli.admin.admin_client import KeyFileOption, KeyOption, ServerUnreachable, UrlOption, post_admin
-from enginebay.cli.options.command_app import JsonOption, create_app
-from enginebay.cli.options.stack_options import ConfigOption
+from enginebay.cli.admin.admin_client import (
+    KeyFileOption,
+    KeyOption,
+    ServerConfigOption,
+    ServerUnreachable,
+    UrlOption,
+    post_admin,
+)
+from enginebay.cli.options.command_app import ConfigOption, JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
+from enginebay.cli.output.table_layout import Column
 
 if TYPE_CHECKING:
     from enginebay.contract import EngineSpec
@@ -31,7 +38,7 @@ def list_engines(json: JsonOption = False) -> None:
         emit_json(rows)
         return
     print_table(
-        ["engine", "version", "models", "where"],
+        ("engine", "version", "models", "where"),
         [[r["kind"], r["version"] or "-", ", ".join(r["formats"]), r["where"]] for r in rows],
     )
 
@@ -130,6 +137,7 @@ def _suggest_version(engine: str, device: str) -> str:
 def upgrade(
     engine: Annotated[str, typer.Argument(metavar="KIND==VERSION", help="Engine and version to upgrade to")],
     url: UrlOption = None,
+    config: ServerConfigOption = None,
     key: KeyOption = None,
     key_file: KeyFileOption = None,
     json: JsonOption = False,
@@ -181,11 +189,11 @@ def show(kind: Annotated[str, typer.Argument(help="Engine")], json: JsonOption =
     if json:
         emit_json({"kind": spec.kind, "summary": spec.summary, "installed": rows, "patches": patches})
         return
-    print_table(["engine", "version", "where"], [[row["kind"], row["version"] or "-", row["where"]] for row in rows])
+    print_table(("engine", "version", "where"), [[row["kind"], row["version"] or "-", row["where"]] for row in rows])
     if patches:
         print()
         print_table(
-            ["patch", "state", "tested with", "setting", "what it does"],
+            ("patch", "state", "tested with", "setting", Column("what it does", detail=True)),
             [
                 [
                     patch["name"],
@@ -223,14 +231,14 @@ def matrix(
             {"versions": {k: p.version if p else None for k, p in probes.items()}, **capability_matrix.to_json(specs)}
         )
         return
-    heads = [f"{spec.kind} {probe.version if (probe := probes[spec.kind]) else '(not installed)'}" for spec in specs]
-    print_table(
-        ["request parameter", *heads], [[row.name, *row.cells] for row in capability_matrix.build_request_rows(specs)]
-    )
+    heads = [
+        Column(f"{spec.kind} {probe.version if (probe := probes[spec.kind]) else '(not installed)'}", rank=1)
+        for spec in specs
+    ]
+    requests, loads = capability_matrix.build_request_rows(specs), capability_matrix.build_load_rows(specs)
+    print_table(("request parameter", *heads), [(row.name, *row.cells) for row in requests])
     print()
-    print_table(
-        ["load parameter", *heads], [[row.name, *row.cells] for row in capability_matrix.build_load_rows(specs)]
-    )
+    print_table(("load parameter", *heads), [(row.name, *row.cells) for row in loads])
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from enginebay.cli.admin.admin_client import UrlOption
-from enginebay.cli.options.command_app import JsonOption, create_app
+from enginebay.cli.options.command_app import ConfigOption, JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
 
 app = create_app(help="Create, list and revoke API keys.", no_args_is_help=True)
@@ -37,12 +37,13 @@ def create(
     weight: WeightOption = 1,
     max_running: MaxRunningOption = None,
     file: FileOption = None,
+    config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
     """Create a key and print it. It is shown only once: the file keeps its hash."""
     from enginebay.server.auth.api_keys import create_key
 
-    path = _resolve_file(file)
+    path = _resolve_file(file, config)
     text, created = create_key(
         path, name, admin=admin, requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute,
         weight=weight, max_running=max_running,
@@ -57,29 +58,31 @@ def create(
 
 
 @app.command("list")
-def list_keys_command(file: FileOption = None, json: JsonOption = False) -> None:
+def list_keys_command(file: FileOption = None, config: ConfigOption = None, json: JsonOption = False) -> None:
     """List the keys, without their secrets."""
     from enginebay.server.auth.api_keys import list_keys
 
-    path = _resolve_file(file)
+    path = _resolve_file(file, config)
     stored = [key.to_json() for key in list_keys(path)]
     if json:
         emit_json(stored)
     elif stored:
         rows = [[", ".join(value) if isinstance(value, list) else value for value in key.values()] for key in stored]
-        print_table(("ID", "NAME", "SCOPES", "REQUESTS/MIN", "TOKENS/MIN", "WEIGHT", "MAX RUNNING", "CREATED"), rows)
+        print_table(("id", "name", "scopes", "requests/min", "tokens/min", "weight", "max running", "created"), rows)
     else:
         note(f"no keys in {path}; create one: bay keys create NAME")
 
 
 @app.command()
 def revoke(
-    key: Annotated[str, typer.Argument(metavar="NAME_OR_ID", help="Name or id of the key")], file: FileOption = None
+    key: Annotated[str, typer.Argument(metavar="NAME_OR_ID", help="Name or id of the key")],
+    file: FileOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Remove a key from the file. A running server accepts it until it reloads."""
     from enginebay.server.auth.api_keys import revoke_key
 
-    revoked = revoke_key(_resolve_file(file), key)
+    revoked = revoke_key(_resolve_file(file, config), key)
     note(f"{revoked.key.name} ({revoked.id}) is revoked; a running server accepts it until `bay reload` or SIGHUP")
 
 
@@ -103,8 +106,8 @@ def token(url: UrlOption = None) -> None:
     print(*headers.values())
 
 
-def _resolve_file(file: Path | None) -> Path:
+def _resolve_file(file: Path | None, config: Path | None) -> Path:
     from enginebay.config.loader import load_config
     from enginebay.server.auth.api_keys import default_key_file
 
-    return file or load_config(None).server.keys_file or default_key_file()
+    return file or load_config(config).server.keys_file or default_key_file()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginebay.cli.options.command_app import JsonOption, create_app
+from enginebay.cli.options.command_app import ConfigOption, JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
 
 app = create_app(help="List, pull, show, verify and remove models.", no_args_is_help=True)
@@ -50,7 +50,7 @@ def list_models(json: JsonOption = False) -> None:
         )
         for entry in available
     ]
-    print_table(("NAME", "FORMAT", "SIZE", "CONTEXT", "STATE", "SOURCE"), rows)
+    print_table(("name", "format", "size", "context", "state", "source"), rows)
     if damaged := store.list_unreadable():
         note(f"not shown because they are damaged: {', '.join(damaged)}; see `bay doctor`")
 
@@ -75,6 +75,7 @@ def pull(
     ],
     name: Annotated[str | None, typer.Option("--name", help="Name in the store")] = None,
     offline: Annotated[bool | None, typer.Option("--offline/--online", help="Never use the network")] = None,
+    config: ConfigOption = None,
     with_code: Annotated[bool, typer.Option("--with-code", help="Also fetch the model's Python files")] = False,
 ) -> None:
     """Download a model. An interrupted pull resumes."""
@@ -82,8 +83,8 @@ def pull(
     from enginebay.models import ModelStore
     from enginebay.util.number_format import format_bytes
 
-    config = load_config(None, flags={} if offline is None else {"offline": offline})
-    model = ModelStore().pull(source, name, offline=config.offline, say=note, with_code=with_code)
+    loaded = load_config(config, flags={} if offline is None else {"offline": offline})
+    model = ModelStore().pull(source, name, offline=loaded.offline, say=note, with_code=with_code)
     note(f"pulled {model.name}: {model.format}, {format_bytes(model.size_bytes)}, {model.path}")
 
 
@@ -108,11 +109,11 @@ def show(
         return
     facts["size_bytes"] = format_bytes(stored.size_bytes)
     facts["parameters"] = f"{stored.parameters / 1e6:,.1f} million"
-    facts["files"] = "\n".join(f"{file['path']} {file['sha256']}" for file in facts.get("files", ()))
+    files = facts.pop("files", ())
     labels = {"size_bytes": "size", "context_length": "context"}
-    print_table(
-        ("", ""), [(labels.get(key, key), value) for key, value in facts.items() if value not in (None, "", ())]
-    )
+    rows = [(labels.get(key, key), value) for key, value in facts.items() if value not in (None, "", ())]
+    rows += [("file", f"{file['path']} {file['sha256']}") for file in files]
+    print_table(("field", "value"), rows)
 
 
 @app.command()

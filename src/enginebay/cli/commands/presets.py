@@ -36,7 +36,7 @@ def presets(
             (preset.name, preset.engine, preset.purpose, ", ".join(_format_settings(preset.settings)))
             for preset in load_presets().values()
         ]
-        print_table(("PRESET", "ENGINE", "FOR", "SETTINGS"), rows)
+        print_table(("preset", "engine", "for", "settings"), rows)
 
 
 def _explain(preset: Preset) -> None:

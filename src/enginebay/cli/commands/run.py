@@ -54,6 +54,7 @@ def run(
     finally:
         progress.clear()
     stack_options.warn_unused_keys(set_, plan.spec.kind)
+    stack_options.check_adapter_name(plan, lora)
     run_in_loop(_run_prompt(stack, messages, raw, lora, stats, as_json, progress))
 
 

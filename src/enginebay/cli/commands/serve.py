@@ -19,7 +19,7 @@ from enginebay.cli.output.console import note
 from enginebay.config.loader import load_config
 from enginebay.config.preset_registry import find_preset
 from enginebay.config.resolved_config import Config
-from enginebay.errors import ConfigError
+from enginebay.errors import ConfigError, EnginebayError
 
 if TYPE_CHECKING:
     from enginebay.fleet.lifecycle.launch_plan import Say
@@ -115,12 +115,12 @@ def _run_server(options: ServeOptions) -> None:
     if unused_preset and options.strict:
         raise ConfigError(unused_preset[0], "use a preset of that engine, or none", param="preset")
 
-    def ready(replicas: list[Replica]) -> None:
+    def ready(replicas: list[Replica], failures: dict[str, EnginebayError]) -> None:
         progress.clear()
         stack_options.show_warnings([*_find_unused_standbys(desired), *unused_preset])
         known = list(map(str, config.warnings))
         for replica in replicas:
-            _announce_model(replica, known, announce)
+            _announce_model(replica, failures.get(replica.name), known, announce)
         announce(
             f"serving at {build_url(sock)} (documentation: {build_url(sock)}/docs)", "serving", url=build_url(sock)
         )
@@ -176,14 +176,17 @@ def _build_desired_state(options: ServeOptions, config: Config, keyring: Keyring
     return DesiredState(config, tuple(variants), keyring)
 
 
-def _announce_model(replica: Replica, known: list[str], announce: Callable[..., None]) -> None:
+def _announce_model(
+    replica: Replica, failure: EnginebayError | None, known: list[str], announce: Callable[..., None]
+) -> None:
     from enginebay.fleet.scheduling.wait_estimate import state_label
 
     plan, facts = replica.variant.plan, replica.facts
-    if plan is None:
-        error = replica.variant.error
+    error = replica.variant.error or failure
+    if plan is None or error is not None:
         assert error is not None
-        stack_options.show_warnings([f"{replica.name}: {error.message}" + (f"; {error.hint}" if error.hint else "")])
+        reason = error.message if error.message.startswith(f"{replica.name} ") else f"{replica.name}: {error.message}"
+        stack_options.show_warnings([reason + (f"; {error.hint}" if error.hint else "")])
         return
     facts_warnings = facts.warnings if facts is not None else ()
     stack_options.show_warnings([line for line in (*plan.warnings, *facts_warnings) if line not in known])

@@ -18,8 +18,8 @@ from enginebay.cli.lab import quick_study
 from enginebay.cli.lab.lab_dependencies import require_lab
 from enginebay.cli.lab.search_options import check_token_lengths, parse_search_options
 from enginebay.cli.lab.study_progress import SearchProgress
-from enginebay.cli.options.command_app import create_app
-from enginebay.cli.options.stack_options import ConfigOption, OfflineOption, SetKeyOption
+from enginebay.cli.options.command_app import ConfigOption, create_app
+from enginebay.cli.options.stack_options import OfflineOption, SetKeyOption
 from enginebay.cli.output.console import emit_json, note
 from enginebay.config.layers.layer_sources import parse_assignments
 from enginebay.errors import ConfigError, EnginebayError, EngineMissing, UnknownModel, UsageError

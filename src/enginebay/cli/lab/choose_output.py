@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from enginebay import __version__
 from enginebay.cli.output.console import note, print_table
+from enginebay.cli.output.table_layout import Column
 from enginebay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def format_objective(slo: Mapping[str, float]) -> str:
 
 def print_ranking(ranking: Ranking, goal: SearchGoal) -> None:
     """Print one row per engine, best first, then the reasons for verdicts and missing figures."""
-    heads = ("ENGINE", "VERSION", "REQUESTS/S", "MISSED AT", "MET BY", "OUTPUT TOKENS/S", "J/OUTPUT TOKEN", "VERDICT")
+    heads = (
+        "engine", Column("version", rank=1), "requests/s", "verdict", "missed at", "met by", "output tokens/s", "j/output token"
+    )  # fmt: skip
     print_table(heads, [_format_row(candidate) for candidate in ranking.order])
     for candidate in ranking.order:
         label = candidate.label
@@ -56,13 +59,13 @@ def _format_row(candidate: Candidate) -> Sequence[Any]:
         candidate.label,
         candidate.version,
         "none" if candidate.rate is None else f"{candidate.rate:g}",
+        f"{candidate.status}{', confirmed' if candidate.confirmed else ''}",
         "-" if candidate.above is None else f"{candidate.above:g}",
         "-" if kept is None else f"{kept:.1%}",
         format_digits(candidate.figures.get("output_tokens_per_s")),
         f"{format_digits(candidate.joules_per_token)} ({candidate.energy['of']})"
         if candidate.joules_per_token is not None
         else "-",
-        f"{candidate.status}{', confirmed' if candidate.confirmed else ''}",
     )
 
 

@@ -14,7 +14,7 @@ from enginebay.cli.lab import quick_study
 from enginebay.cli.lab.lab_credentials import build_admin_headers, build_inference_headers
 from enginebay.cli.lab.lab_dependencies import find_missing_packages, require_lab
 from enginebay.cli.lab.study_planning import plan_engine_points, plan_url_points, read_tokenizer
-from enginebay.cli.options.command_app import create_app
+from enginebay.cli.options.command_app import ConfigOption, create_app, pick_config_file
 from enginebay.cli.options.stack_options import OfflineOption, SetKeyOption
 from enginebay.cli.output.console import emit_json, note, print_table
 from enginebay.config.layers.layer_sources import parse_assignments
@@ -59,9 +59,6 @@ class PlannedStudy:
 def experiment(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Config file; see docs/lab.md")] = None,
     *,
-    config_option: Annotated[
-        Path | None, typer.Option("--config", "-c", metavar="CONFIG", help="Another way to name the config file")
-    ] = None,
     engine: Annotated[
         list[str] | None, typer.Option("--engine", "-e", "--backend", help="Engine to measure; repeatable")
     ] = None,
@@ -108,14 +105,15 @@ def experiment(
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False,
     set_: SetKeyOption = None,
     offline: OfflineOption = None,
+    config_option: ConfigOption = None,
 ) -> None:
     """Benchmark engines, or a running server, under one workload."""
+    config = pick_config_file(config, config_option)
     from enginebay.lab.store.run_folders import runs_dir
 
     if resume or not dry_run:
         require_lab()
     folder, flags = runs or runs_dir(), _build_flags(engine, model, profile, cycles, offline, set_)
-    config = _merge_config(config, config_option)
     if resume:
         _refuse_changes({"CONFIG": config, "--url": url, "--preset": preset, "--tokenizer": tokenizer,
                          "--ignore-engine-warnings": ignore_warnings or None, "--quick": quick or None}, flags)  # fmt: skip
@@ -124,12 +122,6 @@ def experiment(
     _check_options(admin_key_env, url, study, quick)
     options = StudyOptions(config, preset, flags, url, model, tokenizer, ignore_warnings, quick)
     _run_new_study(folder, options, admin_key_env, allow_mixed, dry_run=dry_run, json=json)
-
-
-def _merge_config(argument: Path | None, option: Path | None) -> Path | None:
-    if argument is not None and option is not None:
-        raise UsageError("two config files", "name one: bay experiment CONFIG")
-    return argument or option
 
 
 def _check_options(admin_key_env: str | None, url: str | None, study: str | None, quick: bool) -> None:
@@ -266,7 +258,7 @@ def _show_remaining(folder: Path, plan: Study, json: bool) -> None:
         steps = [{"point": step.point, "cycle": step.cycle, "label": step.label} for step in remaining]
         emit_json({"study": plan.id, "runs": len(plan.steps), "remaining": steps})
         return
-    print_table(("POINT", "CYCLE", "LABEL"), [(step.point + 1, step.cycle, step.label) for step in remaining])
+    print_table(("point", "cycle", "label"), [(step.point + 1, step.cycle, step.label) for step in remaining])
     note(f"{len(remaining)} of {len(plan.steps)} runs of {plan.id} remain; nothing was run")
 
 
@@ -341,7 +333,7 @@ def _show_plan(planned: PlannedStudy, folder: Path, json: bool) -> None:
     rows = [
         (number, point.label, point.model, _describe_workload(point, quick)) for number, point in enumerate(points, 1)
     ]
-    print_table(("POINT", "LABEL", "MODEL", "WORKLOAD"), rows)
+    print_table(("point", "label", "model", "workload"), rows)
     whole = (
         f"{pluralize(len(points), 'point')} in {pluralize(cycles, 'cycle')}: {pluralize(len(points) * cycles, 'run')}"
     )

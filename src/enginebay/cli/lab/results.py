@@ -12,6 +12,7 @@ import typer
 from enginebay.cli.lab.lab_dependencies import require_lab
 from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
+from enginebay.cli.output.table_layout import Column
 from enginebay.util.text_format import pluralize
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def list_results(json: JsonOption = False, runs: RunsOption = None) -> None:
     if not finished:
         note(f"no runs in {folder}; `bay experiment` makes some, and --runs names another folder")
     print_table(
-        ("RUN", "VERDICT", "ENGINE", "MODEL", "STUDY", "LABEL", *LISTED_FIGURES),
+        ("run", "verdict", "engine", "model", Column("study", rank=1), Column("label", rank=1), *LISTED_FIGURES),
         [
             (
                 run.id,
@@ -207,19 +208,19 @@ def _show_run(run: Run) -> None:
 
     manifest = run.manifest
     rows: list[tuple[str, Any]] = [("run", run.id), ("verdict", run.status)]
-    rows += [(f"  {reason.get('code')}", reason.get("message")) for reason in run.reasons]
+    rows += [("reason", f"{reason.get('code')}: {reason.get('message')}") for reason in run.reasons]
     rows += [("folder", run.path), ("created", manifest["created"]), ("engine", run.engine), ("model", run.model)]
     for section in ("study", "profile", "workload", "seeds", "server", "environment"):
         rows += [(f"{section}.{key}", value) for key, value in manifest[section].items() if key != "facts"]
-    print_table(("", ""), rows)
+    print_table(("field", "value"), rows)
     figures = flatten_figures(run.measures)
     print()
-    print_table(("FIGURE", "VALUE"), zip(figures, _format_numbers(run, tuple(figures)), strict=True))
+    print_table(("figure", "value"), zip(figures, _format_numbers(run, tuple(figures)), strict=True))
     _explain_mark(run.status == "invalid")
     absent = {**manifest["absent"], **(run.measures.get("absent") or {})}
     if absent:
         print()
-        print_table(("ABSENT", "WHY"), absent.items())
+        print_table(("absent", "why"), absent.items())
     _show_settings(run)
     print()
 
@@ -233,7 +234,7 @@ def _show_settings(run: Run) -> None:
     ]
     if changed:
         print()
-        print_table(("SETTING", "REQUESTED", "EFFECTIVE"), [(row.name, row.asked, row.effective) for row in changed])
+        print_table(("setting", "requested", "effective"), [(row.name, row.asked, row.effective) for row in changed])
 
 
 def _show_comparison(comparison: dict[str, Any]) -> None:
@@ -249,14 +250,14 @@ def _show_comparison(comparison: dict[str, Any]) -> None:
         for name in select_headlines(comparison["figures"])
     ]
     if rows:
-        print_table(("FIGURE", "A", "B", "B - A", "B / A", ""), rows)
+        print_table(("figure", "a", "b", "b - a", "b / a", "outlook"), rows)
     if comparison["parity"]:
         print()
-        print_table(("PARITY", "B AGAINST A"), _build_parity_rows(comparison["parity"]))
+        print_table(("parity", "b against a"), _build_parity_rows(comparison["parity"]))
     if comparison["settings"]:
         print()
         settings = [(name, sides.get("a", "-"), sides.get("b", "-")) for name, sides in comparison["settings"].items()]
-        print_table(("SETTING", "A", "B"), settings)
+        print_table(("setting", "a", "b"), settings)
     if rows and not comparison["valid"]:
         note("! the difference is not reliable: see the marked lines above")
     print()
@@ -293,7 +294,7 @@ def _show_aggregate(point: dict[str, Any]) -> None:
     mark = INVALID_MARK if point["verdict"] == "invalid" else ""
     figures = point["figures"]
     print_table(
-        ("FIGURE", "MEAN [95%]", "RUNS"),
+        ("figure", "mean [95%]", "runs"),
         [(name, _format_interval(figures[name]) + mark, figures[name]["count"]) for name in select_headlines(figures)],
     )
     print()

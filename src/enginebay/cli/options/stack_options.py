@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginebay.cli.options.command_app import ConfigOption as ConfigOption
 from enginebay.cli.output.console import note, redraw_line
 from enginebay.config.layers.layer_sources import parse_assignments
 from enginebay.config.loader import load_config
 from enginebay.config.sections.config_keys import ConfigKeys
 from enginebay.engines import registry
+from enginebay.errors import UsageError
+
+if TYPE_CHECKING:
+    from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
 
 ModelArgument = Annotated[
     str, typer.Argument(help="A model in the store, the catalogue or the configuration, a path, or a source")
@@ -23,10 +28,6 @@ EngineOption = Annotated[
     typer.Option(
         "--engine", "-e", "--backend", help="llamacpp, transformers, vllm, ... or KIND==VERSION (default: auto)"
     ),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="Config file (default: ./enginebay.yaml, else config.yaml in ENGINEBAY_HOME)"),
 ]
 PresetOption = Annotated[
     str | None, typer.Option("--preset", help="Preset to start from; the configuration overrides it. See `bay presets`")
@@ -82,6 +83,14 @@ def warn_unused_keys(assignments: list[str] | None, kind: str) -> None:
         owner = known_keys.resolve_kind(key.split(".")[0])
         if owner not in (None, kind):
             note(f"warning: {key} applies to {owner} only, and this runs on {kind}")
+
+
+def check_adapter_name(plan: LaunchPlan, name: str | None) -> None:
+    """Raise `UsageError` if the model has no such adapter, before it is loaded."""
+    known = plan.launch.load.loras
+    if name is not None and name not in known:
+        hint = f"available: {', '.join(known)}" if known else "list it under the model's loras in the configuration"
+        raise UsageError(f"{plan.model} has no LoRA adapter {name!r}", hint, param="lora")
 
 
 def show_warnings(warnings: list[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
+from enginebay.cli.output.table_layout import Column
 from enginebay.fleet.lifecycle.switch_history import PHASES
 from enginebay.server.telemetry.log_format import escape_unprintable
 from enginebay.util.number_format import format_age, format_bytes, format_duration
@@ -81,12 +82,13 @@ def _format_switch_time(switch: JsonObject) -> str:
 # bay switches
 
 
-def build_switch_table(history: JsonObject, zone: tzinfo | None = None) -> tuple[list[str], list[list[str]]]:
+def build_switch_table(history: JsonObject, zone: tzinfo | None = None) -> tuple[list[Column | str], list[list[str]]]:
     """Build columns and rows, oldest first, with a column per phase. `zone` defaults to local time."""
     switches: Sequence[JsonObject] = history["switches"]
     phases = _list_phases(switches)
     rows = [_build_switch_row(switch, phases, zone) for switch in switches]
-    return [*_SWITCH_COLUMNS, *(escape_unprintable(phase.replace("_", " ")) for phase in phases), "objective"], rows
+    titles = (Column(escape_unprintable(phase.replace("_", " ")), rank=1) for phase in phases)
+    return [*_SWITCH_COLUMNS, *titles, "objective"], rows
 
 
 def _list_phases(switches: Iterable[JsonObject]) -> list[str]:
@@ -129,4 +131,8 @@ def describe_model(model: JsonObject) -> str:
     if model.get("already"):
         verb, detail = "was already", ""
     engine = " ".join(part for part in (model["engine"], model["version"]) if part)
-    return f"{escape_unprintable(model['name'])} on {escape_unprintable(engine)} {verb} {escape_unprintable(model['state'])}{detail}"
+    line = f"{escape_unprintable(model['name'])} on {escape_unprintable(engine)} {verb} {escape_unprintable(model['state'])}{detail}"
+    if model.get("frees_memory") is False:
+        name, kind = escape_unprintable(model["name"]), escape_unprintable(model["engine"])
+        line += f", but {kind} keeps its memory; to free it: bay unload {name}"
+    return line

@@ -7,14 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from enginebay.cli.output.table_layout import Column
 from enginebay.server.telemetry.log_format import escape_unprintable
 from enginebay.server.telemetry.prometheus_text import Samples, estimate_quantile, sum_buckets, sum_samples
 from enginebay.util.number_format import format_age, format_bytes, format_duration
 from enginebay.util.text_format import pluralize
 
-TOP_COLUMNS = (
-    "model", "engine", "running", "waiting", "req/s", "in tok/s", "out tok/s", "ttft p50", "ttft p95", "itl p50",
-    "itl p95", "kv", "memory", "errors",
+TOP_COLUMNS: tuple[Column | str, ...] = (
+    "model",
+    "engine",
+    *(
+        Column(name, right=True)
+        for name in (
+            "running", "waiting", "req/s", "in tok/s", "out tok/s", "ttft p50", "ttft p95", "itl p50", "itl p95", "kv", "memory",
+            "errors",
+        )
+    ),
 )  # fmt: skip
 
 _REQUESTS = "enginebay_requests_total"

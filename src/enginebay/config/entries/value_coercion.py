@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from enginebay.config.entries.config_entry import ConfigEntry
 from enginebay.contract import Setting
+from enginebay.util.number_format import parse_duration, parse_size
+from enginebay.util.text_format import find_nearest
 
 TYPE_NAMES = {
     "int": "a whole number",
@@ -28,12 +31,71 @@ def coerce_value(setting: Setting, entry: ConfigEntry) -> Any:
     if entry.value is None:
         return None
     types = setting.type.split("|")
+    if setting.choices and _is_other_type(types, entry):
+        raise InvalidValue(_explain_choices(entry.value, setting.choices))
     value = _coerce_type(types, entry)
     if setting.choices and not any(_is_same_value(value, choice) for choice in setting.choices):
         raise InvalidValue(_explain_choices(value, setting.choices))
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         _check_range(setting, value)
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class ValueUnit:
+    """How values of keys with a suffix may be written as text."""
+
+    suffix: str
+    parse: Callable[[str], float | None]
+    expected: str
+    pattern: str  # for the JSON schema
+    example: str
+
+
+_UNITS = (
+    ValueUnit(
+        "_s", parse_duration, "seconds, or a duration such as 10m", r"^-?([0-9.]+ ?(ms|s|min|m|h|d)? ?)+$", "10m"
+    ),
+    ValueUnit("_bytes", parse_size, "bytes, or a size such as 4GiB", r"^[0-9.]+ ?([KMGTkmgt][Ii]?)?[Bb]?$", "4GiB"),
+)
+
+
+def get_unit(name: str, setting: Setting) -> ValueUnit | None:
+    """Return the unit in which a key accepts text such as `10m` or `4GiB`, by the end of its name."""
+    if "str" in setting.type.split("|"):
+        return None
+    return next((unit for unit in _UNITS if name.endswith(unit.suffix)), None)
+
+
+def parse_unit(unit: ValueUnit | None, entry: ConfigEntry) -> ConfigEntry:
+    """Return the entry with `10m` as seconds or `4GiB` as bytes. Raises `InvalidValue` for another text."""
+    if unit is None or not isinstance(entry.value, str):
+        return entry
+    value = unit.parse(entry.value)
+    if value is None:
+        raise InvalidValue(f"expected {unit.expected}, got {quote_value(entry.value)}")
+    return replace(entry, value=int(value) if value == int(value) else value)
+
+
+def build_example(settings: Mapping[str, Setting]) -> str:
+    """Return a mapping with one of these settings, as YAML."""
+    if not settings:
+        return "{}"
+    name, setting = next(iter(settings.items()))
+    value = _get_example_value(name.rpartition(".")[2], setting)
+    for part in reversed(name.split(".")):
+        value = f"{{{part}: {value}}}"
+    return value
+
+
+def _get_example_value(name: str, setting: Setting) -> str:
+    chosen = next((value for value in (*setting.choices, *setting.tune, setting.default) if value is not None), None)
+    if chosen is not None:
+        return _format_value(chosen)
+    if (unit := get_unit(name, setting)) is not None:
+        return unit.example
+    by_type = {"bool": "true", "int": _format_number(max(setting.minimum or 1, 1)), "float": "0.5"}
+    return by_type.get(setting.type.split("|")[0], "...")
 
 
 def split_list(value: Any) -> Any:
@@ -61,6 +123,12 @@ def _coerce_type(types: list[str], entry: ConfigEntry) -> Any:
     return _coerce_text(types, entry)
 
 
+def _is_other_type(types: list[str], entry: ConfigEntry) -> bool:
+    """Return whether a file holds a value that no choice can equal, such as `true` for a text."""
+    kinds: dict[str, Any] = {"bool": bool, "int": int, "float": (int, float), "str": str, "map": dict, "list": list}
+    return entry.raw is None and not any(isinstance(entry.value, kinds.get(name, object)) for name in types)
+
+
 def _coerce_text(types: list[str], entry: ConfigEntry) -> Any:
     """Coerce the text of a variable: the shell has no types, so 0 and 1 may be booleans and text may look like a number."""
     if entry.raw is not None and not isinstance(entry.value, (dict, list)):
@@ -85,7 +153,7 @@ def _check_range(setting: Setting, value: float) -> None:
 
 def _explain_choices(value: Any, choices: tuple[Any, ...]) -> str:
     names = [_format_value(choice) for choice in choices]
-    near = get_close_matches(str(value).lower(), [name.lower() for name in names], n=1, cutoff=0.75)
+    near = find_nearest(str(value).lower(), [name.lower() for name in names])
     hint = f"; did you mean {next(name for name in names if name.lower() == near[0])}?" if near else ""
     allowed = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
     return f"expected {allowed}, got {quote_value(value)}{hint}"

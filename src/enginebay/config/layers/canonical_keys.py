@@ -5,22 +5,25 @@ Runs on each layer before merging, so that `backend` in a file and `engine` on t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from enginebay.config.entries.config_entry import ConfigEntry, ProblemCollector, as_section
-from enginebay.config.entries.value_coercion import quote_value
+from enginebay.config.entries.key_aliases import rename_aliases
+from enginebay.config.entries.value_coercion import build_example, quote_value
 from enginebay.config.sections.config_keys import (
     MODEL_KEYS,
     ROOT_ALIASES,
     ROOT_KEYS,
     SAMPLING_ALIASES,
+    SAMPLING_KEYS,
     SECTIONS,
     UNIVERSAL_KEYS,
     ConfigKeys,
 )
-from enginebay.config.sections.engine_block import rename_aliases
 from enginebay.config.sections.experiment_section import EXPERIMENT_KEYS
+from enginebay.contract import Setting
 
 _EXPERIMENT_TOP_KEYS = tuple(dict.fromkeys(name.split(".")[0] for name in EXPERIMENT_KEYS))
 
@@ -39,8 +42,9 @@ def _flatten_inference(layer: ConfigEntry, problems: ProblemCollector) -> list[t
     for key, entry in layer.children():
         if key != "inference":
             pairs.append((str(key), entry))
-        elif _check_section(entry, problems):
-            pairs += [(str(name), child) for name, child in as_section(entry).children()]
+            continue
+        section = _check_section(entry, problems, "{engine: auto}")
+        pairs += [(str(name), child) for name, child in section.children()]
     return pairs
 
 
@@ -53,20 +57,16 @@ def _assign_key(
     elif key in SAMPLING_ALIASES:
         _add_to_section(root, "sampling", SAMPLING_ALIASES[key], entry, problems)
     elif key in ("sampling", "decoder"):
-        if _check_section(entry, problems):
-            for name, child in as_section(entry).children():
-                _add_to_section(root, "sampling", str(name), child, problems)
+        for name, child in _read_section(entry, SAMPLING_KEYS, problems).children():
+            _add_to_section(root, "sampling", str(name), child, problems)
     elif key in _EXPERIMENT_TOP_KEYS:
         _add_to_section(root, "experiment", key, entry, problems)
     elif key in SECTIONS:
-        if _check_section(entry, problems):
-            _add_entry(root, key, as_section(entry), problems)
+        _add_entry(root, key, _read_section(entry, SECTIONS[key].settings, problems), problems)
     elif key == "models":
-        if _check_section(entry, problems):
-            _add_entry(root, "models", _canonicalize_models(as_section(entry), known_keys, problems), problems)
+        _add_entry(root, "models", _canonicalize_models(entry, known_keys, problems), problems)
     elif kind is not None:
-        if _check_section(entry, problems):
-            _add_entry(root, kind, rename_aliases(known_keys.specs[kind], as_section(entry), problems), problems)
+        _add_entry(root, kind, _read_section(entry, known_keys.specs[kind].settings, problems), problems)
     elif key in UNIVERSAL_KEYS:
         _add_entry(root, key, entry, problems)
     else:
@@ -75,21 +75,21 @@ def _assign_key(
 
 def _canonicalize_models(entry: ConfigEntry, known_keys: ConfigKeys, problems: ProblemCollector) -> ConfigEntry:
     models: dict[Any, ConfigEntry] = {}
-    for name, model in entry.children():
-        if not _check_section(model, problems):
+    for name, model in _check_section(entry, problems, "{NAME: {source: hf:ORG/NAME}}").children():
+        if isinstance(model.value, str):
+            models[str(name)] = replace(model, value={"source": model})
             continue
         keys: dict[str, ConfigEntry] = {}
-        for key, child in as_section(model).children():
+        section = _check_section(model, problems, "{source: hf:ORG/NAME}")
+        for key, child in rename_aliases(MODEL_KEYS, section, problems).children():
             kind = known_keys.resolve_kind(str(key))
-            if key == "backend":
-                _add_entry(keys, "engine", child, problems)
-            elif key in MODEL_KEYS:
+            if key in MODEL_KEYS:
                 _add_entry(keys, str(key), child, problems)
-            elif key in ("sampling", "loras") or kind is not None:
-                if _check_section(child, problems):
-                    section = as_section(child)
-                    named = section if kind is None else rename_aliases(known_keys.specs[kind], section, problems)
-                    _add_entry(keys, kind or str(key), named, problems)
+            elif key == "loras":
+                _add_entry(keys, "loras", _check_section(child, problems, "{NAME: PATH}"), problems)
+            elif key == "sampling" or kind is not None:
+                settings = SAMPLING_KEYS if kind is None else known_keys.specs[kind].settings
+                _add_entry(keys, kind or "sampling", _read_section(child, settings, problems), problems)
             else:
                 known_keys.report_unknown_key(
                     problems, child, [*MODEL_KEYS, "sampling", "loras", *known_keys.kinds_by_name]
@@ -98,11 +98,19 @@ def _canonicalize_models(entry: ConfigEntry, known_keys: ConfigKeys, problems: P
     return replace(entry, value=models)
 
 
-def _check_section(entry: ConfigEntry, problems: ProblemCollector) -> bool:
-    if as_section(entry).is_section:
-        return True
-    problems.add(entry, f"expected a mapping, got {quote_value(entry.value)}")
-    return False
+def _read_section(entry: ConfigEntry, settings: Mapping[str, Setting], problems: ProblemCollector) -> ConfigEntry:
+    """Return the section with declared names; empty, with a problem, if it is something else."""
+    return rename_aliases(settings, _check_section(entry, problems, settings), problems)
+
+
+def _check_section(entry: ConfigEntry, problems: ProblemCollector, example: str | Mapping[str, Setting]) -> ConfigEntry:
+    """Return the section, null as an empty one. `example`: its value in a message, or the settings to build one from."""
+    section = as_section(entry)
+    if section.is_section:
+        return section
+    name, shown = entry.key_path.rpartition(".")[2], example if isinstance(example, str) else build_example(example)
+    problems.add(entry, f"expected a mapping, got {quote_value(entry.value)}; for example: {name}: {shown}")
+    return replace(entry, value={})
 
 
 def _add_entry(target: dict[str, ConfigEntry], name: str, entry: ConfigEntry, problems: ProblemCollector) -> None:

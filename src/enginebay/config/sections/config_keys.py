@@ -5,17 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 from enginebay.config.entries.config_entry import ConfigEntry, ProblemCollector, find_untrusted_file
-from enginebay.config.entries.value_coercion import InvalidValue, coerce_value, split_list
+from enginebay.config.entries.value_coercion import InvalidValue, coerce_value, get_unit, parse_unit, split_list
 from enginebay.config.sections.declared_section import DeclaredSection
 from enginebay.config.sections.experiment_section import EXPERIMENT_KEYS
-from enginebay.config.sections.fleet_section import FLEET_SECTION, SLEEP_CHOICES, SLEEP_TYPE, convert_sleep_value
+from enginebay.config.sections.fleet_section import (
+    FLEET_SECTION,
+    IDLE_ALIASES,
+    SLEEP_CHOICES,
+    SLEEP_TYPE,
+    convert_idle_value,
+    convert_sleep_value,
+)
 from enginebay.config.sections.server_section import SERVER_SECTION
 from enginebay.contract import RANGES, EngineSpec, Sampling, Setting, Support
 from enginebay.util.child_processes import WITHHELD_VARIABLES
+from enginebay.util.text_format import find_nearest
 
 AUTO = "auto"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -43,8 +50,8 @@ TOOL_FORMATS = (AUTO, "hermes", "llama3", "mistral", "qwen", "json")
 FALLBACK_TRIGGERS = ("unavailable", "architecture", "load", "queue", "context", "capability")
 
 MODEL_KEYS: dict[str, Setting] = {
-    "source": Setting("str", "source of its files: hf:org/name@revision, pypi:..., file:PATH"),
-    "engine": Setting("str", "engine to run it on, or auto"),
+    "source": Setting("str", "source of its files: hf:org/name@revision, pypi:..., file:PATH", aliases=("model",)),
+    "engine": Setting("str", "engine to run it on, or auto", aliases=("backend",)),
     "trust_remote_code": Setting("bool", "run Python code shipped with the model's files", sensitive="runs code"),
     "task": Setting("str", "task of the model", choices=("generate", "embed"), default="generate"),
     "tool_format": Setting(
@@ -54,7 +61,17 @@ MODEL_KEYS: dict[str, Setting] = {
     "load": Setting(
         "str", "when to load it: at server start or on first use", choices=("start", "use"), default="start"
     ),
-    "idle_s": Setting("float", "idle time after which it is unloaded; unset: fleet.idle_s", minimum=1),
+    "context_length": Setting(
+        "int",
+        "maximum tokens of prompt and output together, on any engine; unset: the engine decides",
+        minimum=1,
+        aliases=("n_ctx", "num_ctx", "ctx_size", "max_model_len"),
+    ),
+    "idle_s": Setting(
+        "float",
+        "idle time after which it is unloaded, 0: at once, -1: never; unset: fleet.idle_s",
+        aliases=IDLE_ALIASES,
+    ),
     "memory_bytes": Setting("int", "RAM it needs; unset: estimated, then measured", minimum=1),
     "sleep": Setting(SLEEP_TYPE, "sleep mode; unset: fleet.sleep", choices=SLEEP_CHOICES),
     "fallback": Setting("list|str", "engines to try in order when its own fails", default=[]),
@@ -85,6 +102,8 @@ def convert_model_value(name: str, value: Any) -> Any:
     """Convert a value to its type in `ModelConfig`; engine names stay as written. Raises `InvalidValue`."""
     if name == "sleep":
         return convert_sleep_value(value)
+    if name == "idle_s":
+        return convert_idle_value(value)
     if name == "fallback":
         return split_list(value)
     if name == "env" and value is not None:
@@ -112,11 +131,18 @@ def _parse_env(value: Any) -> dict[str, str | None]:
 def _parse_trigger(item: Any) -> str:
     if item in FALLBACK_TRIGGERS:
         return str(item)
-    near = get_close_matches(str(item), FALLBACK_TRIGGERS, n=1)
+    near = find_nearest(str(item), FALLBACK_TRIGGERS)
     raise InvalidValue(
         f"unknown item {str(item)[:60]!r}; "
         + (f"did you mean {near[0]}?" if near else f"available: {', '.join(FALLBACK_TRIGGERS)}")
     )
+
+
+# As Ollama, llama.cpp and transformers spell them.
+_SAMPLING_SPELLINGS = {
+    "max_tokens": ("num_predict", "n_predict", "max_new_tokens"),
+    "repetition_penalty": ("repeat_penalty",),
+}
 
 
 def _to_setting_type(annotation: str) -> str:
@@ -126,7 +152,10 @@ def _to_setting_type(annotation: str) -> str:
 
 def _build_sampling_setting(name: str, annotation: str) -> Setting:
     low, high = RANGES.get(name, (None, None))
-    return Setting(_to_setting_type(annotation), "default of this request parameter", minimum=low, maximum=high)
+    aliases = _SAMPLING_SPELLINGS.get(name, ())
+    return Setting(
+        _to_setting_type(annotation), "default of this request parameter", minimum=low, maximum=high, aliases=aliases
+    )
 
 
 SAMPLING_KEYS: dict[str, Setting] = {
@@ -186,7 +215,7 @@ class ConfigKeys:
         """Return the kind of an engine name or alias; report an unknown one. `others` are further valid names."""
         kind = self.kinds_by_name.get(name) if isinstance(name, str) else None
         if kind is None:
-            near = get_close_matches(str(name), [*others, *self.kinds_by_name], n=1)
+            near = find_nearest(str(name), [*others, *self.kinds_by_name])
             hint = f"did you mean {near[0]}?" if near else f"available: {', '.join([*others, *self.specs])}"
             problems.add(entry, f"unknown engine {name!r}; {hint}")
         return kind
@@ -238,7 +267,7 @@ class ConfigKeys:
         """Report an unknown key with the closest known one."""
         parent, _, name = entry.key_path.rpartition(".")
         known = list(dict.fromkeys(siblings))
-        near = get_close_matches(name, known, n=1, cutoff=0.7)
+        near = find_nearest(name, known)
         if near:
             problems.add(entry, f"unknown key; did you mean {f'{parent}.' if parent else ''}{near[0]}?")
             return
@@ -257,14 +286,17 @@ class ConfigKeys:
         exact = [key for key in keys if key.rpartition(".")[2] == name]
         if exact:
             return " or ".join(exact[:2])
-        near = get_close_matches(name, [key.rpartition(".")[2] for key in keys], n=1, cutoff=0.8)
+        near = find_nearest(name, [key.rpartition(".")[2] for key in keys])
         return self._find_similar_key(near[0]) if near else None
 
 
-def check_entry(setting: Setting, entry: ConfigEntry, problems: ProblemCollector) -> ConfigEntry | None:
-    """Return the entry with its coerced value; report a problem and return None if it is invalid or not allowed."""
+def check_entry(setting: Setting, entry: ConfigEntry, problems: ProblemCollector, name: str = "") -> ConfigEntry | None:
+    """Return the entry with its coerced value; report a problem and return None if it is invalid or not allowed.
+
+    A `name` that ends with a unit allows values with units: `10m`, `4GiB`.
+    """
     try:
-        value = coerce_value(setting, entry)
+        value = coerce_value(setting, parse_unit(get_unit(name, setting), entry))
     except InvalidValue as error:
         problems.add(entry, str(error))
         return None
@@ -275,7 +307,7 @@ def check_entry(setting: Setting, entry: ConfigEntry, problems: ProblemCollector
             f"unless you trust it: bay config trust {file}",
         )
         return None
-    return ConfigEntry(value, entry.origin, entry.key_path, entry.raw)
+    return replace(entry, value=value)
 
 
 def check_sampling_entry(name: str, entry: ConfigEntry, problems: ProblemCollector) -> ConfigEntry | None:
@@ -298,7 +330,7 @@ def check_model_entry(name: str, entry: ConfigEntry, problems: ProblemCollector)
 def _check_and_convert(
     name: str, setting: Setting, convert: Callable[[str, Any], Any], entry: ConfigEntry, problems: ProblemCollector
 ) -> ConfigEntry | None:
-    checked = check_entry(setting, entry, problems)
+    checked = check_entry(setting, entry, problems, name)
     if checked is None:
         return None
     try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem, ProblemCollector
-from enginebay.config.entries.value_coercion import InvalidValue, coerce_value, quote_value
+from enginebay.config.entries.key_aliases import rename_aliases
+from enginebay.config.entries.value_coercion import InvalidValue, build_example, coerce_value, quote_value
 from enginebay.config.sections.config_keys import (
     MODEL_KEYS,
     SAMPLING_KEYS,
@@ -16,7 +17,7 @@ from enginebay.config.sections.config_keys import (
     check_entry,
     check_sampling_entry,
 )
-from enginebay.contract import NEUTRAL, Capability, EngineSpec, Retired, Support
+from enginebay.contract import NEUTRAL, Capability, EngineSpec, Retired, Setting, Support
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ def read_engine_block(
     spec: EngineSpec, entry: ConfigEntry, known_keys: ConfigKeys, problems: ProblemCollector
 ) -> EngineBlock:
     """Validate an engine section. Names, types, ranges and choices come from the spec."""
-    entry = rename_aliases(spec, entry, problems)
+    entry = rename_aliases(spec.settings, entry, problems)
     settings: dict[str, ConfigEntry] = {}
     sampling: dict[str, ConfigEntry] = {}
     trust: list[ConfigEntry] = []
@@ -45,7 +46,7 @@ def read_engine_block(
         elif name in spec.retired:
             settings[name] = ConfigEntry(entry.to_plain(), entry.origin, entry.key_path)
         elif declared is not None:
-            value = check_entry(declared, entry, problems)
+            value = check_entry(declared, entry, problems, name)
             settings.update({name: value} if value else {})
         elif name in SAMPLING_KEYS:
             value = check_sampling_entry(name, entry, problems)
@@ -54,24 +55,11 @@ def read_engine_block(
             return False
         return True
 
-    aliases = (alias for setting in spec.settings.values() for alias in setting.aliases)
-    known = [*spec.settings, *aliases, *spec.retired, *SAMPLING_KEYS, TRUST_KEY]
+    aliases = {alias: setting for setting in spec.settings.values() for alias in setting.aliases}
+    others = dict.fromkeys((*spec.retired, TRUST_KEY))
+    known: dict[str, Setting | None] = {**spec.settings, **aliases, **others, **SAMPLING_KEYS, **spec.settings}
     walk_section(entry, "", known, accept, known_keys, problems)
     return EngineBlock(settings, sampling, trust[0] if trust else None)
-
-
-def rename_aliases(spec: EngineSpec, section: ConfigEntry, problems: ProblemCollector) -> ConfigEntry:
-    """Return the section with the engine's own names of its settings."""
-    names = {alias: name for name, setting in spec.settings.items() for alias in setting.aliases}
-    if not section.is_section or not names.keys() & section.value.keys():
-        return section
-    renamed: dict[str, ConfigEntry] = {}
-    for key, child in section.children():
-        name = names.get(key, key)
-        if name in renamed:
-            problems.add(child, f"duplicates {renamed[name].key_path} ({renamed[name].origin}); remove one of them")
-        renamed.setdefault(name, child)
-    return replace(section, value=renamed)
 
 
 def read_universal_settings(
@@ -95,14 +83,15 @@ def read_universal_settings(
         return True
 
     top = ConfigEntry({name: root[name] for name in UNIVERSAL_KEYS if name in root})
-    walk_section(top, "", list(known_keys.universal), accept, known_keys, problems)
+    known = {name: declared[0] for name, declared in known_keys.universal.items()}
+    walk_section(top, "", known, accept, known_keys, problems)
     return settings
 
 
 def walk_section(
     entry: ConfigEntry,
     prefix: str,
-    known: list[str],
+    known: Mapping[str, Setting | None],
     accept: Callable[[str, ConfigEntry], bool],
     known_keys: ConfigKeys,
     problems: ProblemCollector,
@@ -116,7 +105,13 @@ def walk_section(
         elif accept(name, child) or (deeper and child.value is None):
             continue
         elif deeper:
-            problems.add(child, f"expected a mapping, got {quote_value(child.value)}")
+            inner = {
+                other.removeprefix(f"{name}."): setting
+                for other, setting in known.items()
+                if setting is not None and other.startswith(f"{name}.")
+            }
+            example = f"; for example: {key}: {build_example(inner)}" if inner else ""
+            problems.add(child, f"expected a mapping, got {quote_value(child.value)}{example}")
         else:
             siblings = (key.removeprefix(prefix).split(".")[0] for key in known if key.startswith(prefix))
             known_keys.report_unknown_key(problems, child, siblings)

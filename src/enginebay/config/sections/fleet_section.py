@@ -10,6 +10,7 @@ from enginebay.config.sections.declared_section import DeclaredSection, config_f
 
 SLEEP_TYPE = "str|bool|int"
 SLEEP_CHOICES = ("auto", "off", False, 1, 2)  # unquoted `off` is false in YAML
+IDLE_ALIASES = ("keep_alive", "ttl")  # of Ollama and llama-swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,9 @@ class FleetConfig:
     max_wait_s: float = config_field(300.0, "maximum time a request waits for a model to load", minimum=0)
     queue: int = config_field(1024, "maximum number of requests waiting for models to load; 0: none", minimum=0)
     switch_slo_s: float = config_field(60.0, "switch time above which a warning is logged", minimum=0.1)
-    idle_s: float | None = config_field(None, "idle time after which a model is unloaded; unset: never", minimum=1)
+    idle_s: float | None = config_field(
+        None, "idle time after which a model is unloaded, 0: at once; unset or -1: never", aliases=IDLE_ALIASES
+    )
     sleep: str | int = config_field(
         "auto",
         "sleep mode: off, level 1 or 2; auto: level 1 if the engine supports it, else stay loaded while memory allows",
@@ -55,7 +58,14 @@ def convert_fleet_value(name: str, value: Any) -> Any:
     """Convert a value to its type in `FleetConfig`; engine names stay as written."""
     if name == "sleep":
         return convert_sleep_value(value)
+    if name == "idle_s":
+        return convert_idle_value(value)
     return split_list(value) if name == "standby" else value
+
+
+def convert_idle_value(value: Any) -> Any:
+    """Return -1, never, for every negative time, as Ollama does."""
+    return -1.0 if value is not None and value < 0 else value
 
 
 def convert_sleep_value(value: Any) -> Any:

@@ -29,7 +29,7 @@ _SIZE = {
         f"unset: the model's trained length, at most {DEFAULT_CONTEXT}",
         minimum=16,
         native="n_ctx",
-        aliases=("n_ctx", "num_ctx", "ctx_size"),
+        aliases=("n_ctx", "num_ctx", "ctx_size", "max_model_len"),
     ),
     "max_batch": Setting(
         "int", f"Maximum requests in one batch; unset: {DEFAULT_BATCH}", minimum=1, maximum=256, native="n_parallel",
@@ -49,17 +49,19 @@ _SIZE = {
         f"Unset: {STEP_TOKENS_GPU} on a GPU, else {STEP_TOKENS_CPU}",
         minimum=1,
         native="n_batch",
-        aliases=("n_batch",),
+        aliases=("n_batch", "num_batch"),
         tune=(64, 128, 256, 512),
     ),
     "ubatch_size": Setting(
         "int", "Maximum tokens computed at once within a step; unset: 512, or batch_size if lower", minimum=1,
         native="n_ubatch", aliases=("n_ubatch",),
     ),
-    "cache_type_k": Setting("str", "Precision of cached keys; unset: f16", choices=CACHE_TYPES, native="cache_type_k"),
+    "cache_type_k": Setting(
+        "str", "Precision of cached keys; unset: f16", choices=CACHE_TYPES, native="cache_type_k", aliases=("type_k", "ctk")
+    ),
     "cache_type_v": Setting(
         "str", "Precision of cached values; quantized types need flash_attention. Unset: f16", choices=CACHE_TYPES,
-        native="cache_type_v",
+        native="cache_type_v", aliases=("type_v", "ctv"),
     ),
     "prompt_cache": Setting("bool", "Reuse the KV cache of shared prefixes", default=True, native="cache_prompt"),
     "prompt_cache_mib": Setting(
@@ -71,9 +73,13 @@ _SIZE = {
 
 _PROCESSOR = {
     "threads": Setting(
-        "int", "CPU threads for decoding; unset: all allowed cores", minimum=1, native="cpuparams"
+        "int", "CPU threads for decoding; unset: all allowed cores", minimum=1, native="cpuparams",
+        aliases=("n_threads", "num_thread"),
     ),
-    "threads_batch": Setting("int", "CPU threads for prefill; unset: same as threads", minimum=1, native="cpuparams_batch"),
+    "threads_batch": Setting(
+        "int", "CPU threads for prefill; unset: same as threads", minimum=1, native="cpuparams_batch",
+        aliases=("n_threads_batch",),
+    ),
     "busy_wait": Setting(
         "bool",
         "Let CPU threads spin while they wait: faster on idle cores, far slower on shared ones",
@@ -81,21 +87,26 @@ _PROCESSOR = {
     ),
     "numa": Setting("str", "NUMA strategy", choices=NUMA, native="numa"),
     "flash_attention": Setting(
-        "bool|str", "Flash attention; unset: auto", choices=("auto", True, False), native="flash_attn_type"
+        "bool|str", "Flash attention; unset: auto", choices=("auto", True, False), native="flash_attn_type",
+        aliases=("flash_attn",),
     ),
     "gpu_layers": Setting(
         "int", "Layers on the GPU; unset or -1: as many as fit, if the library has GPU support", minimum=-1,
-        native="n_gpu_layers", aliases=("n_gpu_layers", "ngl"),
+        native="n_gpu_layers", aliases=("n_gpu_layers", "ngl", "num_gpu"),
     ),
     "main_gpu": Setting("int", "The GPU for tensors that are not split", minimum=0, native="main_gpu"),
     "split_mode": Setting("str", "How the model is split over GPUs", choices=SPLIT_MODES, native="split_mode"),
     "tensor_split": Setting("list", "Share of the model for each GPU, such as [3, 1]", native="tensor_split"),
-    "kv_offload": Setting("bool", "Keep the KV cache on the GPU", native="no_kv_offload"),
+    "kv_offload": Setting("bool", "Keep the KV cache on the GPU", native="no_kv_offload", aliases=("offload_kqv",)),
 }  # fmt: skip
 
 _LOADING = {
-    "mmap": Setting("bool", "Map the file into memory instead of reading it; unset: yes", native="load_mode"),
-    "mlock": Setting("bool", "Lock the weights in memory, so they are not swapped out", native="load_mode"),
+    "mmap": Setting(
+        "bool", "Map the file into memory instead of reading it; unset: yes", native="load_mode", aliases=("use_mmap",)
+    ),
+    "mlock": Setting(
+        "bool", "Lock the weights in memory, so they are not swapped out", native="load_mode", aliases=("use_mlock",)
+    ),
     "check_tensors": Setting("bool", "Check the weights for invalid numbers while loading", native="check_tensors"),
     "warmup": Setting("bool", "Run one empty batch at load, so that the first request is not slow", native="warmup"),
     "pooling": Setting(
@@ -109,7 +120,13 @@ _LOADING = {
 }  # fmt: skip
 
 _ROPE = {
-    "rope_scaling.type": Setting("str", "RoPE scaling", choices=ROPE_TYPES, native="rope_scaling_type"),
+    "rope_scaling.type": Setting(
+        "str",
+        "RoPE scaling",
+        choices=ROPE_TYPES,
+        native="rope_scaling_type",
+        aliases=("rope_scaling", "rope_scaling_type"),
+    ),
     "rope_scaling.freq_base": Setting("float", "RoPE base frequency", minimum=0, native="rope_freq_base"),
     "rope_scaling.freq_scale": Setting(
         "float", "RoPE frequency scale; 1/N extends the context N times", native="rope_freq_scale"
@@ -124,7 +141,7 @@ _ROPE = {
 _SPECULATIVE = {
     "speculative.method": Setting(
         "str", "Speculative decoding: from repeated n-grams, or with a draft model", choices=SPECULATION,
-        native="speculative",
+        native="speculative", aliases=("speculative",),
     ),
     "speculative.model": Setting("str", "GGUF file of the draft model", native="speculative"),
     "speculative.num_tokens": Setting("int", "Speculative tokens per step", minimum=1, maximum=64, native="speculative"),

@@ -41,12 +41,16 @@ _WEIGHTS = {
         "str",
         "Expected quantization of the checkpoint; must match its quantization_config",
         choices=("gptq", "awq", "compressed-tensors", "bitsandbytes", "fp8", "torchao", "hqq"),
+        aliases=("quantization",),
     ),
     "rope_scaling": Setting(
         "map", "RoPE scaling, such as {rope_type: yarn, factor: 4.0}", translates("config.rope_parameters")
     ),
     "context_length": Setting(
-        "int", "Maximum tokens of prompt and output together; unset: the model's maximum", minimum=1
+        "int",
+        "Maximum tokens of prompt and output together; unset: the model's maximum",
+        minimum=1,
+        aliases=("n_ctx", "num_ctx", "ctx_size", "max_model_len"),
     ),
 }
 

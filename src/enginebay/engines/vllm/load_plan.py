@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from enginebay.contract import Load
@@ -18,6 +17,7 @@ from enginebay.engines.vllm.settings import (
     reject_protected_arguments,
 )
 from enginebay.errors import ConfigError
+from enginebay.util.text_format import find_nearest
 
 _GIB = 1024**3
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM has kernels for these ranks only
@@ -352,7 +352,7 @@ def _apply_extra(plan: VllmLoadPlan, host: VllmHost, settings: Mapping[str, Any]
         if name in host.arguments:
             plan.arguments[name] = value
             continue
-        near = get_close_matches(name, sorted(host.arguments), n=1)
+        near = find_nearest(name, sorted(host.arguments))
         _warn(
             plan,
             f"extra.{name}",

@@ -58,7 +58,13 @@ _MEMORY = {
         choices=(8, 16, 32, 64, 128, 256),
         native="block_size",
     ),
-    "max_model_len": Setting("int", "Context length", minimum=1, native="max_model_len"),
+    "max_model_len": Setting(
+        "int",
+        "Context length",
+        minimum=1,
+        native="max_model_len",
+        aliases=("context_length", "n_ctx", "num_ctx", "ctx_size"),
+    ),
     "sleep_mode": Setting(
         "bool|str",
         "Allocate GPU memory that can be freed while the model sleeps; auto: yes on CUDA",
@@ -66,6 +72,7 @@ _MEMORY = {
         choices=("auto", True, False),
         default="auto",
         native="enable_sleep_mode",
+        aliases=("enable_sleep_mode",),
     ),
 }
 
@@ -100,6 +107,7 @@ _EXECUTION = {
         translates("distributed_executor_backend"),
         choices=("mp", "ray"),
         native="distributed_executor_backend",
+        aliases=("distributed_executor_backend",),
     ),
     "disable_custom_all_reduce": Setting(
         "bool", "Use NCCL's all-reduce instead of vLLM's kernel", native="disable_custom_all_reduce"
@@ -119,6 +127,7 @@ _EXECUTION = {
         "Attention backend: auto, FLASH_ATTN, FLASHINFER or any other of the installed version",
         translates("attention_backend"),
         native="attention_backend",
+        aliases=("attention", "attention_backend"),
     ),
     "attention.flash_version": Setting(
         "int", "FlashAttention version", translates("attention_config"), choices=(2, 3, 4), native="attention_config"
@@ -128,6 +137,7 @@ _EXECUTION = {
         "Full attention instead of a sliding window",
         translates("disable_sliding_window"),
         native="disable_sliding_window",
+        aliases=("disable_sliding_window",),
     ),
     "cpu_threads_bind": Setting(
         "str",
@@ -155,7 +165,12 @@ _MODEL = {
         "bool", "Run Python code from the model's files", native="trust_remote_code", sensitive="runs code"
     ),
     "seed": Setting("int", "Random seed of the engine", native="seed"),
-    "quantization_method": Setting("str", "gptq, awq, fp8, ...; unset: from the checkpoint", native="quantization"),
+    "quantization_method": Setting(
+        "str",
+        "gptq, awq, fp8, ...; unset: from the checkpoint",
+        native="quantization",
+        aliases=("quantization",),
+    ),
     "quantization.load_in_4bit": Setting(
         "bool", "Quantize with bitsandbytes while loading", translates("quantization=bitsandbytes"), native=BITSANDBYTES
     ),
@@ -186,6 +201,7 @@ _MODEL = {
         "ngram, eagle, eagle3, medusa, mlp, or any other of the installed version",
         translates("speculative_config"),
         native="speculative_config",
+        aliases=("speculative",),
     ),
     "speculative.ngram_min": Setting(
         "int", "Shortest n-gram to look up", translates("speculative_config"), minimum=1, native="speculative_config"
@@ -205,9 +221,15 @@ _MODEL = {
         "Enable LoRA adapters, including ones added at runtime; implied if the model lists any",
         translates("enable_lora"),
         native="enable_lora",
+        aliases=("lora", "enable_lora"),
     ),
     "lora.max_loras": Setting(
-        "int", "Maximum adapters in one batch", translates("max_loras"), minimum=1, native="max_loras"
+        "int",
+        "Maximum adapters in one batch",
+        translates("max_loras"),
+        minimum=1,
+        native="max_loras",
+        aliases=("max_loras",),
     ),
     "lora.max_rank": Setting(
         "int",
@@ -215,6 +237,7 @@ _MODEL = {
         translates("max_lora_rank"),
         minimum=1,
         native="max_lora_rank",
+        aliases=("max_lora_rank",),
     ),
     "logprobs": Setting("int", "Top logprobs per token", translates("request default"), minimum=1, maximum=20),
     "logit_bias": Setting("map", "Logit bias by token id", translates("request default")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from enginebay.config.resolved_config import Config, ModelConfig
 from enginebay.contract import EngineSpec, Isolation, LaunchMode, Load
 from enginebay.engines import registry
 from enginebay.engines.effective_spec import apply_probe
-from enginebay.errors import ConfigError
+from enginebay.errors import ConfigError, EngineMissing, UnknownModel
 from enginebay.fleet.engine_selection.engine_resolver import decide_engine_for
 from enginebay.fleet.engine_selection.selection_rules import EngineDecision
 from enginebay.fleet.lifecycle.worker_logs import get_worker_log_path
+from enginebay.models.adapter_files import check_adapter
+from enginebay.models.model_sources import looks_like_source
 from enginebay.util.child_processes import interruptible
 from enginebay.util.paths import runtime_dir
 from enginebay.worker.client_side.worker_process import WorkerLaunch
@@ -69,6 +72,8 @@ def make_launch_plan(
     environment = environments.find_environment(decision.kind, version or None)
     spec = apply_probe(environment.spec, environment.probe)
     _check_spec(spec, name, task)
+    for adapter, adapter_path in configured.loras.items():
+        check_adapter(spec, adapter, Path(adapter_path))
     overrides = check_settings(spec, settings or {})
     merged = {**config.settings_for(spec.kind, name), **overrides}
     warnings = (*map(str, config.warnings_for(spec.kind, name, spec)), *list_ineffective_settings(spec, overrides))
@@ -111,6 +116,8 @@ def _resolve_model_and_engine(
     if requested != "auto" and not registry.get_spec(requested).needs_weights:
         decision = EngineDecision(registry.get_spec(requested).kind, (f"requested by name: {requested}",))
         return None, decision, task or configured.task
+    if requested == "auto":
+        _check_before_download(configured.source or name)
     kinds = [requested] if requested != "auto" else [spec.kind for spec in registry.load_specs().values()]
     with_code = any(config.trusts_remote_code(kind, name) for kind in kinds)
     stored = models.ensure_model(configured.source or name, offline=config.offline, say=say, with_code=with_code)
@@ -128,6 +135,25 @@ def select_model_variables(
     requested = {**dict.fromkeys(named), **(configured.env or {})}
     values = {name: environ.get(name) if value is None else value for name, value in requested.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _check_before_download(source: str) -> None:
+    """Raise `EngineMissing` if the model would be downloaded and no installed engine could load it."""
+    known = models.KNOWN_MODELS.get(source)
+    if known is None and not looks_like_source(source):
+        return
+    with suppress(UnknownModel):
+        models.resolve_model(source)
+        return
+    able = [
+        spec.kind
+        for spec in registry.load_specs().values()
+        if spec.needs_weights and (known is None or spec.reads(known.format))
+    ]
+    installed = environments.get_installed_engines()
+    if not any(installed.get(kind) for kind in able):
+        commands = " or ".join(f"`bay engines install {kind}`" for kind in able)
+        raise EngineMissing(f"no installed engine can run {source}", f"install one first: {commands}")
 
 
 def choose_launch_mode(spec: EngineSpec, settings: Mapping[str, Any]) -> tuple[LaunchMode, int]:

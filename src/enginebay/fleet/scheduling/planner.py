@@ -182,7 +182,8 @@ class _PlanBuilder:
 
 
 def _is_idle_expired(replica: ReplicaSnapshot, now: float) -> bool:
-    idle = not (replica.pinned or replica.in_transition or replica.running or replica.state is ReplicaState.COLD)
+    busy = replica.running or replica.awaiting_arrivals
+    idle = not (replica.pinned or replica.in_transition or busy or replica.state is ReplicaState.COLD)
     return idle and replica.idle_s is not None and now - replica.idle_since >= replica.idle_s
 
 

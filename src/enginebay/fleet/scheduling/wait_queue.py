@@ -35,6 +35,9 @@ class WaitQueue:
     def list_all(self) -> list[WaitingRequest]:
         return [waiting for waiting, _ in self._waits.values()]
 
+    def get_model(self, number: int) -> str:
+        return self._waits[number][0].model
+
     def count_clients(self, name: str) -> int:
         return sum(1 for waiting, future in self._waits.values() if waiting.model == name and future is not None)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from enginebay.errors import ConfigError
+from enginebay.util.text_format import find_nearest
 
 
 def check_positive_number(name: str, value: Any, *, zero: bool = False) -> float:
@@ -61,7 +61,7 @@ def check_keys(where: str, data: Any, known: Collection[str], required: Collecti
 
 
 def _suggest_key(value: str, known: Collection[str]) -> str:
-    near = get_close_matches(value[:100], known, n=1)
+    near = find_nearest(value, known)
     return f"did you mean {near[0]!r}? " if near else ""
 
 

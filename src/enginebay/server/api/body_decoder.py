@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
 
 from enginebay.errors import InvalidRequest
+from enginebay.util.text_format import find_nearest
 
 _AT_PATH = re.compile(r"^(?P<problem>.*) - at `(?:key in )?\$(?P<path>[^`]*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
@@ -42,7 +42,7 @@ def _explain_error(struct: type[Any], message: str) -> InvalidRequest:
         name = unknown["name"]
         param = f"{path}.{name}" if path else name
         known = getattr(struct, "__struct_encode_fields__", ()) if not path else ()
-        similar = get_close_matches(name[:100], known, n=1)
+        similar = find_nearest(name, known)
         hint = f"did you mean {similar[0]}?" if similar else "remove it; /docs lists all parameters"
         return InvalidRequest(f"unknown parameter {param[:200]!r}", hint, param=param[:200])
     if missing := _MISSING.match(problem):

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from enginebay.errors import ConfigError, UsageError
 from enginebay.util.atomic_file import write_atomically
 from enginebay.util.file_lock import exclusive_lock
 from enginebay.util.paths import home_dir
+from enginebay.util.text_format import find_nearest
 
 INFERENCE, ADMIN = "inference", "admin"
 SCOPES = (INFERENCE, ADMIN)
@@ -162,7 +162,7 @@ def revoke_key(file: Path, name_or_id: str) -> StoredKey:
     with _edit_key_file(file) as stored:
         revoked = next((entry for entry in stored if name_or_id in (entry.key.name, entry.id)), None)
         if revoked is None:
-            near = get_close_matches(name_or_id, [entry.key.name for entry in stored], n=1)
+            near = find_nearest(name_or_id, [entry.key.name for entry in stored])
             hint = f"did you mean {near[0]}?" if near else "`bay keys list` shows all keys"
             raise UsageError(f"no key {name_or_id[:80]!r} in {file}", hint)
         stored.remove(revoked)
@@ -266,7 +266,7 @@ class _KeyFileReader:
         fields: dict[str, Any] = {}
         for name, value in node.value:
             if name.value not in _FIELDS:
-                near = get_close_matches(str(name.value), _FIELDS, n=1)
+                near = find_nearest(str(name.value), _FIELDS)
                 hint = f"did you mean {near[0]}?" if near else f"known fields: {', '.join(_FIELDS)}"
                 raise self.make_error(f"unknown field {str(name.value)[:40]!r}; {hint}", name.start_mark)
             fields[name.value] = value

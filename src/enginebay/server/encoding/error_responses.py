@@ -63,6 +63,7 @@ ERROR_TABLE: dict[str, ErrorRow] = {
     "out_of_memory": ErrorRow(
         503, "server_error", "engine_unavailable", "the model does not fit into memory right now"
     ),
+    "does_not_fit": ErrorRow(503, "server_error", "model_too_large"),
     "worker_died": ErrorRow(503, "server_error", "engine_unavailable", "the model's worker died during the request"),
     "unknown_architecture": ErrorRow(
         503, "server_error", "engine_unavailable", "the engine does not support this model"
@@ -125,6 +126,8 @@ def build_error_headers(error: EnginebayError) -> list[tuple[str, str]]:
         return [("www-authenticate", "Bearer")]
     if isinstance(error, errors.MethodNotAllowed):
         return [("allow", error.allowed)]
+    if isinstance(error, errors.DoesNotFit):
+        return []
     return [("retry-after", "1")] if get_error_row(error).status == 503 and error.kind not in _OPERATOR_HINTS else []
 
 

@@ -122,7 +122,7 @@ class AdminCommands:
         if replica is None:
             raise InvalidRequest(f"{loaded[0].variant.kind} cannot put {model} to sleep", "unload it", param="model")
         await self._fleet.sleep_or_unload(replica, ReplicaState.ASLEEP)
-        return self._build_row(replica)
+        return {**self._build_row(replica), "frees_memory": replica.sleep_level > 0}
 
     async def _unload(self, model: str) -> dict[str, Any]:
         loaded = self._list_loaded(model) or [self._fleet.get_replica(model)]

@@ -64,8 +64,8 @@ class Supervisor:
     """Implements `SupervisorGateway` for this process; server processes reach it over their channels."""
 
     def __init__(
-        self, desired: DesiredState, sock: socket.socket, report: ReportStatus, on_ready: Callable[[list[Replica]], None],
-        read_desired: Callable[[], DesiredState], read_keys: Callable[[Config], Keyring], reload_signal: ReloadSignal,
+        self, desired: DesiredState, sock: socket.socket, report: ReportStatus,
+        on_ready: Callable[[list[Replica], dict[str, EnginebayError]], None], read_desired: Callable[[], DesiredState], read_keys: Callable[[Config], Keyring], reload_signal: ReloadSignal,
     ) -> None:  # fmt: skip
         config = desired.config
         self.desired = desired
@@ -154,7 +154,9 @@ class Supervisor:
             if not self.fleet.fits_without_eviction(variant.name) and any(
                 replica.ready for replica in self.fleet.replicas.values()
             ):
-                self._report(f"{variant.name} does not fit alongside the others: it loads on its first request")
+                error = self.fleet.list_failures().get(variant.name)
+                reason = f"{variant.name} does not fit alongside the others: it loads on its first request"
+                self._report(reason if error is None else error.message)
                 continue
             self._report(f"loading {variant.model} on {variant.kind}")
             loading = asyncio.ensure_future(self.fleet.acquire(variant.name, float("inf"), queued=False))
@@ -187,7 +189,7 @@ class Supervisor:
         )
 
     def _mark_serving(self) -> None:
-        self._on_ready(list(self.fleet.replicas.values()))
+        self._on_ready(list(self.fleet.replicas.values()), self.fleet.list_failures())
         self._observer.serving = True
 
     async def _observe_fleet(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Any
 
 from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.util.text_format import find_nearest
 
 # Roles that published chat templates know. Any other is a typo, which the model would answer with nonsense.
 ROLES = (
@@ -58,7 +58,7 @@ def _normalize_message(message: Any, number: int, parts: bool) -> dict[str, Any]
         raise _invalid_messages(f"{where} is not an object", "a message has a role and content")
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        near = get_close_matches(str(role)[:40], ROLES, n=1)
+        near = find_nearest(str(role), ROLES)
         raise _invalid_messages(
             f"{where} has an unknown role: {repr(role)[:60]}",
             f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(ROLES)}",

@@ -108,9 +108,10 @@ def test_a_path_is_meant_from_here(stub: Stub, tmp_path: Path, monkeypatch: pyte
 def test_ps(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     stub.says(fleet(model(), model("large", **COLD)))
     assert main(["ps"]) == 0
-    header, small, large, memory = capsys.readouterr().out.splitlines()
-    assert header.split()[:3] == ["name", "engine", "state"] and memory.startswith("memory: ram")
-    assert small.startswith("small  vllm 1.2") and large.split()[0] == "large"
+    out, memory = capsys.readouterr()
+    header, small, large = out.splitlines()
+    assert header.split()[:3] == ["NAME", "ENGINE", "STATE"] and memory.startswith("memory: ram")
+    assert small.startswith("small\tvllm 1.2\t") and large.split()[0] == "large"
     assert main(["ps", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["standby"] == {}
     assert stub.asked[0][:3] == ("GET", "/admin/ps", None)
@@ -122,8 +123,9 @@ def test_switches(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no model has been loaded yet" in capsys.readouterr().err
     stub.says({"switches": [model()["last_switch"]], "mean_s": {"cold": 61.75}, "missed": 1})
     assert main(["switches"]) == 0
-    header, line, summary = capsys.readouterr().out.splitlines()
-    assert "drain" in header and "missed (60 s)" in line and summary.startswith("1 switch, 1 missed")
+    out, summary = capsys.readouterr()
+    header, line = out.splitlines()
+    assert "DRAIN" in header and "missed (60 s)" in line and summary.startswith("1 switch, 1 missed")
 
 
 def test_reload(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,9 +208,10 @@ def test_one_look_as_json(serve: Any, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_one_look_as_a_table(serve: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--url", serve(busy()), "--once", "--interval", "0.1"]) == 0
-    about, header, line = capsys.readouterr().out.splitlines()
-    assert about.startswith("enginebay ") and "ttft p95" in header
-    assert line.split()[:2] == list(OWN)
+    out, about = capsys.readouterr()
+    header, line = out.splitlines()
+    assert about.startswith("enginebay ") and "TTFT P95" in header.split("\t")
+    assert line.split("\t")[:2] == list(OWN)
 
 
 @pytest.mark.parametrize("variable", ["ENGINEBAY_ADMIN_KEY", "ENGINEBAY_API_KEY", None])

@@ -80,3 +80,61 @@ def test_a_person_reads_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> N
     assert told.out == "bay.yaml: ok, 1 warning\n"
     (line,) = told.err.splitlines()
     assert line.startswith("warning: bay.yaml:4: models.m.engine: ") and "bay engines install vllm" in line
+
+
+def problems(capsys: pytest.CaptureFixture[str], **config: Any) -> dict[str, str]:
+    Path("bay.yaml").write_text(json.dumps(config))
+    code = main(["config", "validate", "bay.yaml", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert code == (2 if told["problems"] else 0)
+    return {one["key"]: one["message"] for one in told["problems"]}
+
+
+def write_peft_adapter() -> None:
+    Path("peft").mkdir(exist_ok=True)
+    Path("peft/adapter_config.json").write_text('{"r": 8}')
+    Path("peft/adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+
+def test_an_adapter_that_the_engine_cannot_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """`bay serve` would die of it."""
+    write_peft_adapter()
+    Path("small.gguf").write_bytes(b"GGUF")
+    found = problems(capsys, models={"m": {"source": "smollm2", "engine": "llamacpp", "loras": {"a": "peft"}}})
+    assert set(found) == {"models.m.loras.a"}
+    assert "LoRA adapter a is a PEFT directory, but llamacpp reads a GGUF file" in found["models.m.loras.a"]
+    assert "convert_lora_to_gguf.py" in found["models.m.loras.a"]
+    found = problems(capsys, models={"m": {"source": "smollm2", "engine": "vllm", "loras": {"a": "small.gguf"}}})
+    assert "is a GGUF file, but vllm reads a PEFT directory" in found["models.m.loras.a"]
+    assert problems(capsys, models={"m": {"source": "smollm2", "engine": "vllm", "loras": {"a": "peft"}}}) == {}
+    assert problems(capsys, models={"m": {"engine": "fake", "loras": {"a": "peft", "b": "small.gguf"}}}) == {}
+
+
+def test_an_adapter_on_an_engine_of_the_chain(capsys: pytest.CaptureFixture[str]) -> None:
+    write_peft_adapter()
+    model = {"source": "smollm2", "engine": "vllm", "fallback": ["llamacpp"], "loras": {"a": "peft"}}
+    assert "llamacpp reads a GGUF file" in problems(capsys, models={"m": model})["models.m.loras.a"]
+
+
+def test_a_missing_file_may_be_on_another_host(capsys: pytest.CaptureFixture[str]) -> None:
+    model = {"source": "smollm2", "engine": "llamacpp", "loras": {"a": "gone.gguf"}}
+    found = warnings(capsys, models={"m": model}, server={"keys_file": "gone.yaml"})
+    assert "LoRA adapter a not found:" in found["models.m.loras.a"] and "gone.gguf" in found["models.m.loras.a"]
+    assert "file not found:" in found["server.keys_file"]
+
+
+def test_a_task_that_the_engine_does_not_support(capsys: pytest.CaptureFixture[str]) -> None:
+    remote = {"engine": "openai", "task": "embed", "may_leave_host": True}
+    assert "openai does not support it" in problems(capsys, models={"m": remote})["models.m.task"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--port", "99999"], "server.port: expected 0 to 65535, got 99999"),
+        (["config", "validate", "--preset", "nope"], "unknown preset 'nope'"),
+    ],
+)
+def test_what_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err.splitlines()[0]

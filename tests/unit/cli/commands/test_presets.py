@@ -23,8 +23,8 @@ def presets(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
 def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = presets(capsys).splitlines()
     assert [line.split()[0] for line in lines] == ["PRESET", *PRESETS]
-    assert "enforce_eager=true" in next(line for line in lines if line.startswith("vllm-low-latency "))
-    assert "speculative.method=ngram" in next(line for line in lines if line.startswith("vllm-speculative "))
+    assert "enforce_eager=true" in next(line for line in lines if line.startswith("vllm-low-latency\t"))
+    assert "speculative.method=ngram" in next(line for line in lines if line.startswith("vllm-speculative\t"))
 
 
 def test_one_is_explained_as_a_config_that_loads(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

@@ -13,6 +13,7 @@ from enginebay.cli.output.fleet_tables import (
     describe_model,
     summarize_switches,
 )
+from enginebay.cli.output.table_layout import to_columns
 from enginebay.fleet.lifecycle.switch_history import Switch, SwitchHistory
 
 GIB = 2**30
@@ -76,8 +77,8 @@ def test_switches_have_a_column_for_each_phase_that_occurred() -> None:
     kept.add(FROM_COLD)
     kept.add(FROM_SLEEP)
     columns, rows = build_switch_table(kept.to_json(), UTC)
-    assert columns == [
-        "time", "model", "engine", "from", "replaced", "total", "drain", "load", "first token", "objective",
+    assert [column.title for column in to_columns(columns)] == [
+        "TIME", "MODEL", "ENGINE", "FROM", "REPLACED", "TOTAL", "DRAIN", "LOAD", "FIRST TOKEN", "OBJECTIVE",
     ]  # fmt: skip
     assert rows == [
         ["2023-11-14 22:13:20", "small", "vllm", "cold", "large", "61.8 s", "250 ms", "61.5 s", "-", "missed (60 s)"],
@@ -93,10 +94,22 @@ def test_a_phase_that_is_new_to_us_is_shown_last() -> None:
     kept = SwitchHistory()
     kept.add(Switch(0, "m", "e", "cold", (), {"polish": 1.0, "load": 2.0}))
     columns, (row,) = build_switch_table(kept.to_json(), UTC)
-    assert columns[-3:] == ["load", "polish", "objective"] and row[-3:] == ["2.0 s", "1.0 s", "met"]
+    assert [column.name for column in to_columns(columns)][-3:] == ["load", "polish", "objective"] and row[-3:] == [
+        "2.0 s",
+        "1.0 s",
+        "met",
+    ]
 
 
 def test_how_a_model_is_now() -> None:
     assert describe_model(model()) == "small on vllm 1.2 is awake, from cold in 61.8 s (load 61.5 s)"
     assert describe_model(model("large", **COLD)) == "large on vllm is cold"
     assert describe_model(model(state="asleep")) == "small on vllm 1.2 is asleep"  # that it once was awake is no news
+
+
+def test_a_sleep_that_frees_nothing_says_so() -> None:
+    asleep = model(state="asleep", last_switch=None, frees_memory=False)
+    assert describe_model(asleep) == (
+        "small on vllm 1.2 is asleep, but vllm keeps its memory; to free it: bay unload small"
+    )
+    assert describe_model({**asleep, "frees_memory": True}) == "small on vllm 1.2 is asleep"

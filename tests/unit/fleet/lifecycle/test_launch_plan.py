@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 
 from enginebay.config.resolved_config import ModelConfig
-from enginebay.contract import LaunchMode, Load
+from enginebay.contract import LaunchMode, Load, Probe
 from enginebay.engines.registry import get_spec
-from enginebay.errors import ConfigError
-from enginebay.fleet.lifecycle.launch_plan import _prepare_model_path, choose_launch_mode, select_model_variables
+from enginebay.errors import ConfigError, EngineMissing
+from enginebay.fleet.lifecycle.launch_plan import (
+    _prepare_model_path,
+    choose_launch_mode,
+    make_launch_plan,
+    select_model_variables,
+)
 from enginebay.worker.client_side.worker_process import WorkerLaunch, build_argv
 
 
@@ -61,3 +66,17 @@ def test_a_model_gets_its_own_variables_and_those_that_settings_name() -> None:
         "MODE": "fast",
     }
     assert select_model_variables(get_spec("vllm"), {}, ModelConfig("m"), environ) == {}
+
+
+@pytest.mark.parametrize("source", ["minilm", "hf:org/name"])
+def test_nothing_is_downloaded_that_no_installed_engine_could_load(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("enginebay.environments.get_installed_engines", lambda: {"fake": Probe("1")})
+    monkeypatch.setattr("enginebay.models.ensure_model", lambda *_, **__: pytest.fail("it was downloaded"))
+    with pytest.raises(EngineMissing, match=f"no installed engine can run {source}") as error:
+        make_launch_plan(source)
+    assert "`bay engines install transformers`" in error.value.hint
+    assert ("llamacpp" in error.value.hint) is (source != "minilm"), "llama.cpp does not read safetensors"

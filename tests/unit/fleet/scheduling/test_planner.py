@@ -317,6 +317,12 @@ def test_a_drained_model_leaves_even_before_a_load_can_follow() -> None:
 # Slots, drains, idle times, shrunken memory
 
 
+def test_an_idle_time_of_zero_waits_for_the_request_it_was_loaded_for() -> None:
+    just_loaded = replica("a", AWAKE, idle_s=0.0, idle_since=NOW, awaiting_arrivals=True)
+    assert plan([just_loaded]) == []
+    assert plan([replica("a", AWAKE, idle_s=0.0, idle_since=NOW)]) == [Transition("a", COLD)]
+
+
 def test_max_awake_is_respected() -> None:
     models = [replica("a", AWAKE, 1, idle_since=2), replica("b", AWAKE, 1, idle_since=1), replica("c", ram=1)]
     assert plan(models, requests_for("c"), max_awake=2) == [Transition("b", COLD)]

@@ -31,7 +31,7 @@ SECRET = "cannot open /home/somebody/models/x.gguf at 0x7f0012345678: [Errno 2]"
 FOR_CLIENTS = {
     "usage", "unknown_model", "request", "invalid_request", "unsupported", "context_overflow", "poison_request", "not_found",
     "method_not_allowed",
-    "unauthorized", "forbidden", "overloaded", "rate_limited", "timed_out",
+    "unauthorized", "forbidden", "overloaded", "rate_limited", "timed_out", "does_not_fit",
 }  # fmt: skip
 
 
@@ -91,6 +91,7 @@ def test_retry_after() -> None:
     assert build_error_headers(RateLimited("later", retry_after_s=0.01)) == [("retry-after", "1")]
     assert build_error_headers(errors.WorkerDied("gone")) == [("retry-after", "1")]
     assert build_error_headers(errors.EngineMissing("gone")) == [], "a retry does not help"
+    assert build_error_headers(errors.DoesNotFit("too large")) == [], "a retry does not help"
     assert build_error_headers(errors.InvalidRequest("wrong")) == []
 
 

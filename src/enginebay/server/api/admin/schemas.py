@@ -116,6 +116,9 @@ class FleetModelObject(Struct, kw_only=True):
     last_switch: Annotated[SwitchObject | None, about("Its last load or wake.")]
     already: Annotated[bool | UnsetType, about("For load and switch: it was already loaded.")] = UNSET
     left: Annotated[str | UnsetType, about("For switch: the new state of the other model.")] = UNSET
+    frees_memory: Annotated[
+        bool | UnsetType, about("For sleep: whether its engine gives memory back while it sleeps.")
+    ] = UNSET
 
 
 class FleetObject(Struct):

@@ -1,0 +1,1 @@
+"""What `bay chat` reads: messages and commands."""
