@@ -86,6 +86,7 @@ class HostileSite:
     server: BayProcess
     keys: dict[str, str]
     client: httpx.Client  # the hostile one
+    adapter: str = ""  # its path
     honest: Sequence[HonestClient] = ()
     usual_s: float = 0.0  # median of an honest answer, without the hostile client
     usual_worst_s: float = 0.0
@@ -243,11 +244,12 @@ def open_site(engine: str, folder: Path) -> Iterator[HostileSite]:
     file = folder / "keys.yaml"
     file.unlink(missing_ok=True)
     keys = {name: create_key(file, name, admin=name == "admin")[0] for name in ("hostile", "honest", "admin")}
-    config = build_config(profile, _get_adapter(engine, folder))
+    adapter = _get_adapter(engine, folder)
+    config = build_config(profile, adapter)
     with run_server(config=config, options=["--keys-file", str(file)]) as server:
         client = httpx.Client(base_url=server.url, timeout=PATIENCE_S, headers=build_headers(keys["hostile"]))
         with client, _run_honest_clients(server.url, keys["honest"], profile.certain) as honest:
-            site = HostileSite(engine, server, keys, client, honest)
+            site = HostileSite(engine, server, keys, client, adapter, honest)
             settle(site)
             yield site
 
