@@ -294,7 +294,9 @@ def check_samples_follow_the_probabilities(path: str) -> None:
 
 def check_a_temperature_near_zero_is_greedy(path: str) -> None:
     checked = CheckedEngine(path)
-    greedy, *cold = checked.run([make_request([5, 6, 7], temperature=t, max_tokens=20) for t in (0, 1e-300, 1e-45, 1e-9)])
+    greedy, *cold = checked.run(
+        [make_request([5, 6, 7], temperature=t, max_tokens=20) for t in (0, 1e-300, 1e-45, 1e-9)]
+    )
     assert cold == [greedy] * 3, (greedy, cold)
     checked.engine.close()
 

@@ -41,7 +41,9 @@ def make_random_case(seed: int, number: int) -> HostileCase:
     makers, weights = list(MAKERS), list(MAKERS.values())
     maker = random.choices(makers, weights)[0]
     case = maker(random)
-    return HostileCase(f"{maker.__name__} {seed}:{number}", case.path, case.body, case.expected, case.check, case.headers)
+    return HostileCase(
+        f"{maker.__name__} {seed}:{number}", case.path, case.body, case.expected, case.check, case.headers
+    )
 
 
 def draw_json(random: Random, depth: int = 4) -> Any:
@@ -82,7 +84,11 @@ def draw_schema(random: Random, depth: int = 4, definitions: tuple[str, ...] = (
     if kind == 0:
         return {"type": random.choice(("string", "integer", "number", "boolean", "null"))}
     if kind == 1:
-        values = [value for _ in range(random.choice((1, 2, 30))) for value in (random.choice(ODD_TEXTS), random.randrange(100), None)]
+        values = [
+            value
+            for _ in range(random.choice((1, 2, 30)))
+            for value in (random.choice(ODD_TEXTS), random.randrange(100), None)
+        ]
         return {"enum": values}
     if kind == 2:
         return {"const": random.choice((random.choice(ODD_TEXTS), random.randrange(1000), None, True))}
@@ -90,7 +96,12 @@ def draw_schema(random: Random, depth: int = 4, definitions: tuple[str, ...] = (
         return {"$ref": random.choice(definitions)} if definitions else {"type": "integer"}
     if kind == 4:
         low = random.choice((0, 1, 3))
-        return {"type": "array", "items": draw_schema(random, depth - 1, definitions), "minItems": low, "maxItems": low + random.choice((0, 1, 50))}
+        return {
+            "type": "array",
+            "items": draw_schema(random, depth - 1, definitions),
+            "minItems": low,
+            "maxItems": low + random.choice((0, 1, 50)),
+        }
     if kind == 5:
         return {"anyOf": [draw_schema(random, depth - 1, definitions) for _ in range(random.choice((1, 2, 6)))]}
     names = [f"{random.choice('abcdefgh')}{number}" for number in range(random.choice((0, 1, 3, 40)))]
@@ -107,7 +118,11 @@ def draw_root_schema(random: Random) -> Any:
 
 
 def draw_tool(random: Random, number: int) -> dict[str, Any]:
-    schema = {"type": "object", "properties": {"a": draw_schema(random, 3), "b": draw_schema(random, 2)}, "required": ["a"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": draw_schema(random, 3), "b": draw_schema(random, 2)},
+        "required": ["a"],
+    }
     parameters = random.choice((schema, schema, None, {}, draw_root_schema(random), draw_json(random)))
     function = {"name": f"f{number}", "description": draw_text(random), "parameters": parameters}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
@@ -118,19 +133,27 @@ def draw_tool(random: Random, number: int) -> dict[str, Any]:
 
 def random_regex(random: Random) -> HostileCase:
     pattern = draw_pattern(random)
-    return make_case("", {**draw_sampling(random), "guided_regex": write_regex(pattern), "stop": None}, check=check_pattern(pattern))
+    return make_case(
+        "", {**draw_sampling(random), "guided_regex": write_regex(pattern), "stop": None}, check=check_pattern(pattern)
+    )
 
 
 def random_grammar(random: Random) -> HostileCase:
     pattern = draw_pattern(random)
-    return make_case("", {**draw_sampling(random), "guided_grammar": write_grammar(pattern), "stop": None}, check=check_pattern(pattern))
+    return make_case(
+        "",
+        {**draw_sampling(random), "guided_grammar": write_grammar(pattern), "stop": None},
+        check=check_pattern(pattern),
+    )
 
 
 def random_grammar_text(random: Random) -> HostileCase:
     """Rules that name each other at random, and a few bytes out of place."""
     names = ["root", *(f"r{number}" for number in range(random.choice((1, 3, 20))))]
     terms = [*names, '"a"', '"b"', '""', "[a-z]", "[^a]", "(", ")", "|", "*", "+", "?", "{2}", "{1,90}", '"\\x00"', "."]
-    rules = [f"{name} ::= {' '.join(random.choice(terms) for _ in range(random.choice((1, 2, 5, 15))))}" for name in names]
+    rules = [
+        f"{name} ::= {' '.join(random.choice(terms) for _ in range(random.choice((1, 2, 5, 15))))}" for name in names
+    ]
     text = "\n".join(rules)
     if random.random() < 0.3:
         at = random.randrange(len(text))
@@ -139,7 +162,31 @@ def random_grammar_text(random: Random) -> HostileCase:
 
 
 def random_regex_text(random: Random) -> HostileCase:
-    terms = ("a", "b", ".", "[a-z]", "[^", "]", "(", "(?:", ")", "|", "*", "+", "?", "{3}", "{0,90}", "\\d", "\\b", "^", "$", "\\", "\x00", "(?=a)", "é")
+    terms = (
+        "a",
+        "b",
+        ".",
+        "[a-z]",
+        "[^",
+        "]",
+        "(",
+        "(?:",
+        ")",
+        "|",
+        "*",
+        "+",
+        "?",
+        "{3}",
+        "{0,90}",
+        "\\d",
+        "\\b",
+        "^",
+        "$",
+        "\\",
+        "\x00",
+        "(?=a)",
+        "é",
+    )
     return make_case("", {"guided_regex": "".join(random.choice(terms) for _ in range(random.choice((1, 4, 12, 60))))})
 
 
@@ -164,14 +211,27 @@ def random_schema_keywords(random: Random) -> HostileCase:
 
 def random_choices(random: Random) -> HostileCase:
     choices = [draw_text(random) or "x" for _ in range(random.choice((1, 2, 5, 300)))]
-    fields = {**draw_sampling(random), "stop": None, "stop_token_ids": None, "ignore_eos": None, "guided_choice": choices}
+    fields = {
+        **draw_sampling(random),
+        "stop": None,
+        "stop_token_ids": None,
+        "ignore_eos": None,
+        "guided_choice": choices,
+    }
     return make_case("", fields, check=check_choice(choices))
 
 
 def random_tools(random: Random) -> HostileCase:
     tools = [draw_tool(random, number) for number in range(random.choice((1, 2, 8)))]
-    choice = random.choice(("auto", "required", "none", {"type": "function", "function": {"name": "f0"}}, draw_json(random, 2)))
-    fields = {"tools": tools, "tool_choice": choice, "stream": random.random() < 0.3, "parallel_tool_calls": random.choice((None, False))}
+    choice = random.choice(
+        ("auto", "required", "none", {"type": "function", "function": {"name": "f0"}}, draw_json(random, 2))
+    )
+    fields = {
+        "tools": tools,
+        "tool_choice": choice,
+        "stream": random.random() < 0.3,
+        "parallel_tool_calls": random.choice((None, False)),
+    }
     return make_case("", {**draw_sampling(random), **fields})
 
 
@@ -189,7 +249,9 @@ def draw_message(random: Random) -> dict[str, Any]:
         content = random.choice(([{"type": "text", "text": content}], None, draw_json(random, 2)))
     message = {"role": role, "content": content}
     if random.random() < 0.2:
-        message["tool_calls"] = random.choice(([{"id": "c", "function": {"name": "f", "arguments": draw_text(random)}}], draw_json(random)))
+        message["tool_calls"] = random.choice(
+            ([{"id": "c", "function": {"name": "f", "arguments": draw_text(random)}}], draw_json(random))
+        )
     return message
 
 
@@ -206,13 +268,19 @@ def random_sampling(random: Random) -> HostileCase:
     path = random.choice((CHAT, COMPLETIONS, COMPLETIONS))
     logprobs: dict[str, Any] = {"logprobs": True, "top_logprobs": 20} if path == CHAT else {"logprobs": 20}
     prompt = {} if path == CHAT else {"prompt": random.choice(("Once", [1, 2, 3], ["a", "b"], "x " * 200))}
-    return make_case("", {**prompt, **draw_sampling(random), **draw_sampling(random), **(logprobs if random.random() < 0.3 else {})}, path=path)
+    return make_case(
+        "",
+        {**prompt, **draw_sampling(random), **draw_sampling(random), **(logprobs if random.random() < 0.3 else {})},
+        path=path,
+    )
 
 
 def random_mutation(random: Random) -> HostileCase:
     """A case of the corpus with something in it replaced."""
     if not _corpus:
-        _corpus.extend(case for case in load_corpus() if len(case.body) < 20_000 and case.path in (CHAT, COMPLETIONS, RESPONSES))
+        _corpus.extend(
+            case for case in load_corpus() if len(case.body) < 20_000 and case.path in (CHAT, COMPLETIONS, RESPONSES)
+        )
     case = random.choice(_corpus)
     try:
         body = json.loads(case.body)

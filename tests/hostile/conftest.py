@@ -50,8 +50,7 @@ class SiteKeeper:
         since = time.monotonic()
         time.sleep(1)
         waits = site.list_waits(since)
-        sound = bool(waits) and max(waits) <= site.limit_s and not any(client.problems for client in site.honest)
-        return sound
+        return bool(waits) and max(waits) <= site.limit_s and not any(client.problems for client in site.honest)
 
     def close(self) -> None:
         """Stop the server. After a failure it may not stop as it should: that has been reported."""

@@ -1,6 +1,6 @@
 """Every case of the corpus: those of each `corpus_*.py` beside this file.
 
-A corpus is a module with `CASES`: cases, or pairs of a name and the fields of a chat request.
+A corpus is a module with `CASES`, or with lists of names and chat fields by what is expected: `REFUSED`, `EITHER`, `ORDINARY`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from tests.hostile.hostile_case import HostileCase, make_case
+from tests.hostile.hostile_case import Expected, HostileCase, make_case
 
 HERE = Path(__file__).parent
+EXPECTED: dict[str, Expected] = {"REFUSED": "refused", "EITHER": "any", "ORDINARY": "supported"}
 
 
 def load_corpus() -> list[HostileCase]:
@@ -24,6 +24,9 @@ def load_corpus() -> list[HostileCase]:
 
 
 def _load_module(name: str) -> Iterator[HostileCase]:
-    entries: list[Any] = import_module(f"tests.hostile.{name}").CASES
-    for entry in entries:
-        yield entry if isinstance(entry, HostileCase) else make_case(f"{name.removeprefix('corpus_')}-{entry[0]}", entry[1])
+    module = import_module(f"tests.hostile.{name}")
+    yield from getattr(module, "CASES", ())
+    for attribute, expected in EXPECTED.items():
+        for title, fields in getattr(module, attribute, ()):
+            words = f"{name.removeprefix('corpus_')} {title}".replace(" ", "-")
+            yield make_case(words, fields, expected)

@@ -211,7 +211,9 @@ PROMPTS = [
 
 
 def _raw(name: str, body: bytes, path: str = CHAT, **headers: str) -> HostileCase:
-    return HostileCase(f"body-{name}", path, body, "refused", headers={key.replace("_", "-"): value for key, value in headers.items()})
+    return HostileCase(
+        f"body-{name}", path, body, "refused", headers={key.replace("_", "-"): value for key, value in headers.items()}
+    )
 
 
 def _wrap(inner: bytes) -> bytes:

@@ -27,8 +27,8 @@ BASES: dict[str, dict[str, Any]] = {
     DETOKENIZE: {"model": TEXT_MODEL},
 }
 
-# refused: 4xx. answered: 200. any: either, as the engine can.
-Expected = Literal["refused", "answered", "any"]
+# refused: 4xx. answered: 200. supported: 200, but for an engine that has no such parameter. any: as the engine can.
+Expected = Literal["refused", "answered", "supported", "any"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class HostileCase:
     def shown(self) -> str:
         """The request as a line that replays it, shortened."""
         text = self.body.decode(errors="replace")
-        return f"POST {self.path} {text if len(text) <= 600 else f'{text[:400]} … {text[-200:]}'} ({len(self.body)} bytes)"
+        return (
+            f"POST {self.path} {text if len(text) <= 600 else f'{text[:400]} … {text[-200:]}'} ({len(self.body)} bytes)"
+        )
 
 
 def make_case(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.hostile.conftest import SiteKeeper
 from tests.hostile.broken_adapters import make_broken_adapters
+from tests.hostile.conftest import SiteKeeper
 from tests.hostile.hostile_case import ADAPTER, TEXT_MODEL
 
 

@@ -63,7 +63,9 @@ async def ask_shortly(url: str, key: str, prompt: str) -> httpx.Response:
 async def read_gauge(url: str, key: str, name: str) -> float:
     async with httpx.AsyncClient(timeout=60) as client:
         text = (await client.get(url + "/metrics", headers=build_headers(key))).text
-    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))
+    )
 
 
 async def wait_until_held(url: str, key: str, count: int) -> None:
@@ -94,7 +96,7 @@ async def test_a_full_queue_is_full_for_one_key_only(engine: str, tmp_path: Path
     async with _open(engine, tmp_path) as (url, busy, keys, prompt), busy.run(WAITING):
         await wait_until_held(url, keys["b"], 900)
         deadline = time.monotonic() + 60
-        while not busy.statuses or min(busy.statuses) == 200 and max(busy.statuses) == 200:
+        while not busy.statuses or (min(busy.statuses) == 200 and max(busy.statuses) == 200):
             assert time.monotonic() < deadline, "none was refused"
             await asyncio.sleep(0.05)
         answer = await ask_shortly(url, keys["b"], prompt)
