@@ -96,7 +96,7 @@ TOOLS = [
     _required("many-choices", [_function(parameters=RECURSIVE)], n=8, temperature=1),
     _required("and-a-schema", [_function()], response_format={"type": "json_object"}),
     _required("and-a-choice", [_function()], "refused", guided_choice=["a"]),
-    _required("and-stop", [_function(parameters=_object(a=STRING))], stop=["{", '"', "f"]),
+    _tools("and-stop", [_function(parameters=_object(a=STRING))], "any", tool_choice="required", stop=["{", '"', "f"]),
     _tools("and-a-regex", [_function()], "any", guided_regex="[a-c]{3}"),
     _tools("and-a-schema-auto", [_function(parameters=RECURSIVE)], "any", guided_json=RECURSIVE),
     _tools("streamed", [_function(parameters=OPTIONAL_500)], "any", tool_choice="required", stream=True),
@@ -173,7 +173,7 @@ TEMPLATES = [
     make_case("template-continues-nothing", {"continue_final_message": True, "messages": [{"role": "assistant", "content": []}]}),
     make_case("template-continues-its-own-tag", {"continue_final_message": True, "messages": [
         *HELLO, {"role": "assistant", "content": "CONTINUE_FINAL_MESSAGE_TAG " * 50}]}),
-    make_case("template-continues-and-prompts", {"continue_final_message": True, "add_generation_prompt": True}, "refused"),
+    make_case("template-continues-and-prompts", {"continue_final_message": True, "add_generation_prompt": True}),
     make_case("template-documents", {"documents": [{"title": "x" * 10_000, "text": _deep(100)}] * 20}),
     make_case("template-documents-are-texts", {"documents": ["a"]}, "refused"),
     make_literal_case("template-deep", "chat_template_kwargs", '{"a":' * 800 + "1" + "}" * 800, "any"),

@@ -34,6 +34,7 @@ HONEST_CLIENTS = 4
 HONEST_PAUSE_S = 0.05
 ANSWER_S = 5.0  # no answer may take longer, beyond what an honest one takes
 PATIENCE_S = 20.0  # then a request counts as hung, and the test goes on
+LOAD_S = 240.0  # a first request may wait for a load
 NOISE_S = 0.15  # medians that differ by less say nothing on a machine that stalls
 MAX_GROWTH = 1.25
 GROWTH_BYTES = 96 << 20
@@ -274,7 +275,7 @@ def _get_adapter(engine: str, folder: Path) -> str:
 def _run_honest_clients(url: str, key: str, prompt: str) -> Iterator[list[HonestClient]]:
     body = {"model": TEXT_MODEL, "prompt": prompt, "max_tokens": 1}
     for _ in range(3):
-        httpx.post(url + COMPLETIONS, json=body, headers=build_headers(key), timeout=240).raise_for_status()
+        httpx.post(url + COMPLETIONS, json=body, headers=build_headers(key), timeout=LOAD_S).raise_for_status()
     clients = [HonestClient(url, key, prompt) for _ in range(HONEST_CLIENTS)]
     threads = [threading.Thread(target=client.run, daemon=True) for client in clients]
     for thread in threads:
@@ -314,7 +315,7 @@ def warm_up(site: HostileSite) -> None:
     ]
     for fields in ordinary:
         body = json.dumps({"model": TEXT_MODEL, **fields}).encode()
-        assert site.client.post(COMPLETIONS, content=body).status_code in (200, 400)
+        assert site.client.post(COMPLETIONS, content=body, timeout=LOAD_S).status_code in (200, 400)
     if site.engine in EMBEDDING_ENGINES:
-        found = site.client.post("/v1/embeddings", json={"model": VECTORS_MODEL, "input": "hi"})
+        found = site.client.post("/v1/embeddings", json={"model": VECTORS_MODEL, "input": "hi"}, timeout=LOAD_S)
         assert found.status_code == 200, found.text
