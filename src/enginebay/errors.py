@@ -9,6 +9,7 @@ EnginebayError                   has `message` (what is wrong) and `hint` (what 
 │   ├── InvalidRequest           a parameter is out of range or malformed
 │   ├── Unsupported              the engine does not support the parameter
 │   ├── ContextOverflow          prompt and output do not fit the context
+│   ├── PoisonRequest            it killed two workers, so it is refused
 │   ├── NotFound                 no endpoint at this path
 │   │   └── MethodNotAllowed     the endpoint does not allow this method; has `allowed`
 │   ├── Unauthorized             the API key is missing or unknown
@@ -82,6 +83,10 @@ class Unsupported(RequestError):
 
 class ContextOverflow(RequestError):
     kind = "context_overflow"
+
+
+class PoisonRequest(RequestError):
+    kind = "poison_request"
 
 
 class NotFound(RequestError):

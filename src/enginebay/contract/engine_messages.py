@@ -149,3 +149,6 @@ class Facts:
     sleep_levels: Sequence[int] = ()  # of `SupportsSleep`, with this platform and these settings
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds of import, load, compile, capture, if known
     max_step_tokens: int | None = None  # in one step, prompt tokens included; the energy meter uses it
+    reservable_tokens: int | None = (
+        None  # KV cache in which each request reserves prompt and output; None: no such limit
+    )

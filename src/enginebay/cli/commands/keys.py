@@ -19,6 +19,10 @@ FileOption = Annotated[
     ),
 ]
 RateOption = Annotated[int | None, typer.Option(min=1, help="Limit per minute (default: none)")]
+WeightOption = Annotated[int, typer.Option(min=1, help="Share of a busy model, relative to other keys")]
+MaxRunningOption = Annotated[
+    int | None, typer.Option(min=1, help="Requests that a model runs at once (default: no limit)")
+]
 
 
 @app.command()
@@ -29,6 +33,8 @@ def create(
     ] = False,
     requests_per_minute: RateOption = None,
     tokens_per_minute: RateOption = None,
+    weight: WeightOption = 1,
+    max_running: MaxRunningOption = None,
     file: FileOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -37,8 +43,9 @@ def create(
 
     path = _resolve_file(file)
     text, created = create_key(
-        path, name, admin=admin, requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute
-    )
+        path, name, admin=admin, requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute,
+        weight=weight, max_running=max_running,
+    )  # fmt: skip
     if json:
         emit_json({**created.to_json(), "key": text})
     else:
@@ -59,7 +66,7 @@ def list_keys_command(file: FileOption = None, json: JsonOption = False) -> None
         emit_json(stored)
     elif stored:
         rows = [[", ".join(value) if isinstance(value, list) else value for value in key.values()] for key in stored]
-        print_table(("ID", "NAME", "SCOPES", "REQUESTS/MIN", "TOKENS/MIN", "CREATED"), rows)
+        print_table(("ID", "NAME", "SCOPES", "REQUESTS/MIN", "TOKENS/MIN", "WEIGHT", "MAX RUNNING", "CREATED"), rows)
     else:
         note(f"no keys in {path}; create one: bay keys create NAME")
 

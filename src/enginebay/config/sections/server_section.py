@@ -20,6 +20,14 @@ class ServerLimits:
     """Limits per client. A request beyond a limit is rejected, never truncated."""
 
     body_bytes: int = _limit_field(4 << 20, 1024, "maximum size of a request body, decompressed")
+    body_buffer_bytes: int = _limit_field(
+        256 << 20, 1 << 20, "maximum size of all large request bodies in memory, per server process"
+    )
+    client_body_buffer_bytes: int = _limit_field(
+        64 << 20,
+        1 << 20,
+        "maximum size of one client's large request bodies in memory; a client is a key or an address",
+    )
     header_bytes: int = _limit_field(32 << 10, 1024, "maximum size of request line and headers")
     connections: int = _limit_field(4096, 1, "maximum open connections per server process")
     header_timeout_s: float = _limit_field(10.0, 0.1, "maximum time to receive all headers")
@@ -27,10 +35,13 @@ class ServerLimits:
     keep_alive_s: float = _limit_field(75.0, 0, "time an idle connection stays open")
     request_timeout_s: float = _limit_field(3600.0, 1, "maximum time for one answer")
     stream_buffer_bytes: int = _limit_field(1 << 20, 4096, "output buffered for a slow client")
+    unread_bytes: int = _limit_field(
+        128 << 20, 1 << 20, "output buffered for all slow clients, per server process; the slowest are disconnected"
+    )
     stall_timeout_s: float = _limit_field(60.0, 0.1, "time without reading after which a client is disconnected")
     running: int = _limit_field(1024, 1, "maximum concurrent requests in the engine, per model")
     queue: int = _limit_field(1024, 0, "maximum requests queued for the engine, per model; 0: none")
-    queue_timeout_s: float = _limit_field(120.0, 0.1, "maximum time in the queue")
+    queue_timeout_s: float = _limit_field(600.0, 0.1, "maximum time in the queue")
     n: int = _limit_field(16, 1, "maximum choices per request (n, best_of)")
     prompts: int = _limit_field(128, 1, "maximum prompts per completions request")
     inputs: int = _limit_field(2048, 1, "maximum texts per embeddings request")

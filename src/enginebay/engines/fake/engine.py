@@ -120,6 +120,7 @@ class FakeEngine:
         self._closed = False
         self._tokens = 0
         self._steps = 0
+        self._hanging = False
         idle_w, busy_w = self._settings["idle_w"], self._settings["busy_w"]
         self._meter = None if idle_w is None else FakeEnergyMeter(idle_w, busy_w)
         self._loras = set(load.loras)
@@ -200,6 +201,7 @@ class FakeEngine:
                 "shorten the prompt",
                 param="prompt",
             )
+        self._fail_on_prompt(prompt)
         script = self._find_script(prompt)
         guided = request.sampling.guided
         if script is None and guided is not None and guided.json is not None:
@@ -209,6 +211,15 @@ class FakeEngine:
             for choice in range(request.sampling.n):
                 self._queued.append(_FakeSequence(number, choice, request, script, output_limit, ready_at))
             self._condition.notify()
+
+    def _fail_on_prompt(self, prompt: Sequence[int]) -> None:
+        crash, hang = self._settings["crash_on_prompt"], self._settings["hang_on_prompt"]
+        text = bytes(token for token in prompt if token < EOS).decode(errors="replace") if crash or hang else ""
+        if crash and crash in text:
+            print("the fake engine crashes: the prompt contains crash_on_prompt", flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
+            time.sleep(60)  # the main thread gets the signal
+        self._hanging = self._hanging or bool(hang and hang in text)
 
     def _find_script(self, prompt: Sequence[int]) -> str | None:
         text = bytes(token for token in prompt if token < EOS).decode(errors="replace")
@@ -224,6 +235,8 @@ class FakeEngine:
             self._cancelled.add(number)
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
+        for ids in inputs:
+            self._fail_on_prompt(ids)
         return Embedding(tuple(_hash_to_vector(ids) for ids in inputs), sum(map(len, inputs)))
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
@@ -295,6 +308,8 @@ class FakeEngine:
                 sequence.ended = True
                 sink.error(sequence.number, EngineFailed(f"the fake engine failed: fail_after_tokens is {fail_after}"))
         self._tokens += len(batch)
+        if self._hanging:
+            time.sleep(3600)
         crash, hang = self._settings["crash_after_tokens"], self._settings["hang_after_tokens"]
         if crash is not None and self._tokens >= crash:
             sink.flush()

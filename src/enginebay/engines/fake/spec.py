@@ -63,6 +63,8 @@ SPEC = EngineSpec(
         "fail_load": Setting("str", "Fail while loading", choices=("error", "crash", "out_of_memory", "hang")),
         "crash_after_tokens": Setting("int", "Crash the worker after this many tokens in total", minimum=1),
         "hang_after_tokens": Setting("int", "Hang after this many tokens in total", minimum=1),
+        "crash_on_prompt": Setting("str", "Crash the worker when a prompt contains this text"),
+        "hang_on_prompt": Setting("str", "Hang when a prompt contains this text"),
         "fail_after_tokens": Setting("int", "Fail each request after this many tokens", minimum=1),
         "memory_bytes": Setting("int", "Memory use that the engine reports", default=0, minimum=0),
         "oom_above": Setting("int", "Run out of memory while loading if context_length is above this", minimum=1),

@@ -73,6 +73,9 @@ class LlamaCppEngine:
             asked=dict(self._load.settings),
             effective=dict(self._plan.effective),
             max_step_tokens=self._plan.effective.get("batch_size"),
+            reservable_tokens=self._plan.cache_tokens
+            if self._plan.has_shared_cache and not self._is_embedding
+            else None,
             warnings=self._plan.warnings,
             refused={}
             if self._is_embedding

@@ -82,6 +82,7 @@ class CrashRecord:
 
     at: float
     uptime_s: float = 0.0  # 0: it never became ready
+    address: str = ""  # the worker's
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import CrashLoop, EnginebayError
 from enginebay.fleet.lifecycle import crash_policy
-from enginebay.fleet.lifecycle.crash_policy import CrashDiagnosis, CrashRecord, RestartPolicy
+from enginebay.fleet.lifecycle.crash_policy import CrashDiagnosis, CrashRecord, RestartAt, RestartPolicy
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.worker.client_side.oom_kills import read_oom_kills
 
 _MAX_KEPT = 50
+_VERDICT_S = 0.5  # within it, a server process that knows reports which request killed the worker
 
 EmitEvent = Callable[..., None]
 
@@ -23,7 +24,7 @@ async def record_crash(
     replica: Replica, worker: ModelWorker, killed_because: str | None, config: FleetConfig, emit_event: EmitEvent
 ) -> None:
     """Record the crash of a serving worker and make its replica cold. With `killed_because` kill it first."""
-    uptime_s = time.monotonic() - replica.awake_since
+    crash = CrashRecord(time.monotonic(), time.monotonic() - replica.awake_since, worker.handle.address)
     replica.detach_worker()
     if killed_because is not None:
         await asyncio.shield(worker.kill())
@@ -32,7 +33,10 @@ async def record_crash(
         worker.process.returncode, killed_because=killed_because, oom_before=replica.oom_kills,
         oom_after=read_oom_kills(),
     )  # fmt: skip
-    _record_and_schedule(replica, diagnosis, log_tail, uptime_s, config, emit_event)
+    if _starts_crash_loop(replica, crash, config):
+        replica.retry_at = time.monotonic() + _VERDICT_S
+        await asyncio.sleep(_VERDICT_S)
+    _record_and_schedule(replica, diagnosis, log_tail, crash, config, emit_event)
     await asyncio.shield(worker.kill())
 
 
@@ -46,25 +50,51 @@ def record_load_failure(
         worker.process.returncode if worker is not None else None, loading=True, error=error,
         oom_before=replica.oom_kills, oom_after=read_oom_kills(),
     )  # fmt: skip
-    _record_and_schedule(replica, diagnosis, error.hint, 0.0, config, emit_event)
+    _record_and_schedule(replica, diagnosis, error.hint, CrashRecord(time.monotonic()), config, emit_event)
     replica.load_error = replica.load_error or error
     return worker
+
+
+def forgive_crashes(replica: Replica, addresses: Collection[str], config: FleetConfig) -> None:
+    """Do not count the crashes of these workers: a request killed them. End a crash loop that consisted of them."""
+    replica.forgiven_addresses.extend(addresses)
+    kept = [crash for crash in replica.crashes if crash.address not in addresses]
+    if len(kept) == len(replica.crashes):
+        return
+    replica.crashes[:] = kept
+    restart = crash_policy.schedule_restart(time.monotonic(), kept, _read_policy(config))
+    if isinstance(restart, RestartAt):
+        replica.retry_at = min(replica.retry_at, restart.at)
+        if isinstance(replica.load_error, CrashLoop):
+            replica.load_error = None
+
+
+def _starts_crash_loop(replica: Replica, crash: CrashRecord, config: FleetConfig) -> bool:
+    restart = crash_policy.schedule_restart(crash.at, [*replica.crashes, crash], _read_policy(config))
+    return crash.address not in replica.forgiven_addresses and isinstance(restart, crash_policy.CrashLoopBackoff)
+
+
+def _read_policy(config: FleetConfig) -> RestartPolicy:
+    return RestartPolicy(config.restarts, config.restart_window_s, config.backoff_s, config.backoff_max_s)
 
 
 def _record_and_schedule(
     replica: Replica,
     diagnosis: CrashDiagnosis,
     log_tail: str,
-    uptime_s: float,
+    crash: CrashRecord,
     config: FleetConfig,
     emit_event: EmitEvent,
 ) -> None:
     now = time.monotonic()
-    replica.crashes.append(CrashRecord(now, uptime_s))
+    forgiven = bool(crash.address) and crash.address in replica.forgiven_addresses
+    if not forgiven:
+        replica.crashes.append(crash)
     del replica.crashes[: -max(_MAX_KEPT, config.restarts + 1)]
     replica.last_failure = f"{diagnosis.cause}: {diagnosis.detail}"
-    policy = RestartPolicy(config.restarts, config.restart_window_s, config.backoff_s, config.backoff_max_s)
-    restart = crash_policy.schedule_restart(now, replica.crashes, policy)
+    restart = crash_policy.schedule_restart(now, replica.crashes, _read_policy(config))
+    if forgiven:
+        restart = RestartAt(now)
     looping = isinstance(restart, crash_policy.CrashLoopBackoff)
     replica.retry_at = restart.until if isinstance(restart, crash_policy.CrashLoopBackoff) else restart.at
     if looping:
@@ -76,5 +106,5 @@ def _record_and_schedule(
     emit_event(
         "worker died", level="error", model=replica.name, engine=replica.variant.kind, cause=diagnosis.cause,
         detail=diagnosis.detail, restart_in_s=round(replica.retry_at - now, 1), crash_loop=looping or None,
-        last_words=log_tail,
+        killed_by_request=forgiven or None, last_words=log_tail,
     )  # fmt: skip

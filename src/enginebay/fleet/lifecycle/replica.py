@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from enginebay.contract import Facts
@@ -47,6 +48,7 @@ class Replica:
     idle_s: float | None = None
     retry_at: float = 0.0  # no load before this time, after a failure
     crashes: list[CrashRecord] = field(default_factory=list)
+    forgiven_addresses: deque[str] = field(default_factory=lambda: deque(maxlen=64))  # workers that a request killed
     oom_kills: int | None = None  # the host's count at the last healthy poll
     recovering: bool = False  # crashed while awake: reloads without a request
     load_error: EnginebayError | None = None

@@ -11,11 +11,14 @@ from typing import Any, Protocol
 
 from enginebay.contract import GenerateRequest
 from enginebay.errors import EnginebayError, Unsupported
+from enginebay.fleet.routing.prompt_bounds import PromptBound
 from enginebay.text.chat.chat_messages import normalize_messages
 from enginebay.text.chat.chat_renderer import DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE, ChatRenderer, load_renderer
 from enginebay.text.tokenization.tokenizer import Tokenizer, decode_token_bytes, load_tokenizer
+from enginebay.util.hardware import release_free_memory
 
 _LONG_CHARS = 8_000  # about a millisecond of work
+_HUGE_CHARS = 200_000  # takes tens of megabytes to tokenize
 _MANY_MESSAGES = 32
 _BYTE_VOCABULARY = 256
 _MAX_CACHED = 4  # models whose tokenizer and template stay in memory across switches
@@ -96,14 +99,35 @@ class PromptEncoder:
             )
         return self.renderer.render(messages, **options)
 
-    async def encode_request(self, request: GenerateRequest, large: bool = False, **options: Any) -> tuple[int, ...]:
-        """Return the request's prompt as token ids. `large`: use a thread even if it is short, as one of many."""
+    async def encode_request(
+        self, request: GenerateRequest, large: bool = False, bound: PromptBound | None = None, **options: Any
+    ) -> tuple[int, ...]:
+        """Return the request's prompt as token ids. `large`: use a thread even if it is short, as one of many.
+
+        Raises `TextTooLong` if `bound` is exceeded.
+        """
         if request.token_ids is not None:
             return request.token_ids
         if request.messages is not None:
-            return await self.encode(await self.render_async(request.messages, large, **options), add_special=False)
-        [ids] = await self.encode_all((request.text or "",), large=large)
+            text = await self.render_async(request.messages, large, **options)
+        else:
+            text = request.text or ""
+        if bound is not None:
+            text = await self.apply_bound(text, bound)
+        [ids] = await self.encode_all((text,), add_special=request.messages is None, large=large)
         return ids
+
+    async def apply_bound(self, text: str, bound: PromptBound) -> str:
+        """Return the part of the text that is needed. Raises `TextTooLong` if all of it is, and does not fit."""
+        if bound.is_short(text):
+            return text
+        tokens = chars = 0
+        for piece in bound.split(text):
+            [ids] = await self.encode_all((piece,), add_special=False, large=True)
+            tokens, chars = tokens + len(ids), chars + len(piece)
+            if bound.has_enough(tokens):
+                return bound.cut_text(text, chars)
+        return text
 
     async def render_async(self, messages: Messages, large: bool = False, **options: Any) -> str:
         """Render a chat; a large one in a thread, because templates are programs."""
@@ -133,7 +157,10 @@ class PromptEncoder:
         if self._byte_tokens:
             return [tuple(text.encode("utf-8", "replace")) for text in texts]
         assert self.tokenizer is not None
-        return list(map(tuple, self.tokenizer.encode_batch(texts, add_special)))
+        encoded = list(map(tuple, self.tokenizer.encode_batch(texts, add_special)))
+        if sum(map(len, texts)) > _HUGE_CHARS:
+            release_free_memory()
+        return encoded
 
 
 def preload_prompt_files(source: Path | None) -> None:

@@ -13,6 +13,7 @@ from enginebay.errors import Cancelled, Draining, EnginebayError, RateLimited
 from enginebay.server.api.routes import find_route
 from enginebay.server.auth.access_control import apply_cors, authenticate, check_local_admin, check_origin
 from enginebay.server.auth.api_keys import Keyring
+from enginebay.server.auth.client_identity import identify_client
 from enginebay.server.encoding.error_responses import build_error_headers, encode_error_body, get_error_row
 from enginebay.server.encoding.sse_escape import escape_line_separators
 from enginebay.server.http.exchange import CLIENT_CLOSED_REQUEST, Exchange
@@ -58,6 +59,13 @@ class App:
         except EnginebayError as error:
             return get_error_row(error).status, error.message
         return None
+
+    def identify_client(self, exchange: Exchange) -> str:
+        try:
+            key = authenticate(self.keyring, exchange.headers, "any")
+        except EnginebayError:
+            key = None  # it is refused once the body is read
+        return identify_client(key, exchange.peer).name
 
     def on_refused(self, status: int, exchange: Exchange | None) -> None:
         self.context.metrics.rejected.child(f"http_{status}").inc()
@@ -174,6 +182,8 @@ class App:
             metrics.errors.child(*labels, request_context.error.kind).inc()
         if session is not None and request_context.queued_s:
             session.queue_time.observe(request_context.queued_s)
+            key_name = request_context.key.name if request_context.key is not None else "(none)"
+            metrics.key_queue_time.child(key_name).observe(request_context.queued_s)
         usage = request_context.usage
         if session is not None and (usage.prompt_tokens or usage.completion_tokens):
             session.duration.observe(duration_s)

@@ -31,7 +31,10 @@ MIN_KEY_CHARS = 16  # for keys in environment variables, which a person may have
 MAX_KEY_FILE_BYTES = 1 << 20
 
 _HEADER = "# Enginebay API keys, managed by `bay keys`. This file contains hashes only; the keys are not stored.\n"
-_FIELDS = ("id", "name", "hash", "scopes", "requests_per_minute", "tokens_per_minute", "created")
+_FIELDS = (
+    "id", "name", "hash", "scopes", "requests_per_minute", "tokens_per_minute", "weight", "max_running", "created",
+)  # fmt: skip
+_DEFAULTS = {"weight": 1}  # not written, like limits of None: earlier versions do not know the field
 _ID = re.compile(r"[0-9a-f]{8}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
@@ -40,13 +43,18 @@ _HEADER_SAFE = re.compile(r"[!-~]+")  # characters that an HTTP header can carry
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key. The name is unique; a limit of None means unlimited."""
+    """One key. The name is unique; a limit of None means unlimited.
+
+    While keys compete for a model, each gets time in its engine by `weight`. `max_running`: per model.
+    """
 
     name: str
     digest: bytes
     scopes: frozenset[str] = frozenset({INFERENCE})
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    weight: int = 1
+    max_running: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,8 @@ class StoredKey:
             "scopes": [scope for scope in SCOPES if scope in self.key.scopes],
             "requests_per_minute": self.key.requests_per_minute,
             "tokens_per_minute": self.key.tokens_per_minute,
+            "weight": self.key.weight,
+            "max_running": self.key.max_running,
             "created": self.created,
         }
 
@@ -125,6 +135,8 @@ def create_key(
     admin: bool = False,
     requests_per_minute: int | None = None,
     tokens_per_minute: int | None = None,
+    weight: int = 1,
+    max_running: int | None = None,
 ) -> tuple[str, StoredKey]:
     """Add a key to the file. Return its text, which is not stored, and the new entry."""
     if not _NAME.fullmatch(name) or _ID.fullmatch(name):
@@ -139,7 +151,7 @@ def create_key(
         key_id = next(candidate for candidate in iter(lambda: secrets.token_hex(4), "") if candidate not in taken)
         text = f"bay-{key_id}-{secrets.token_urlsafe(32)}"
         scopes = frozenset(SCOPES if admin else (INFERENCE,))
-        key = ApiKey(name, hash_key(text), scopes, requests_per_minute, tokens_per_minute)
+        key = ApiKey(name, hash_key(text), scopes, requests_per_minute, tokens_per_minute, weight, max_running)
         created = StoredKey(key_id, key, datetime.now(UTC).isoformat(timespec="seconds"))
         stored.append(created)
     return text, created
@@ -171,7 +183,7 @@ def _write_key_file(file: Path, stored: Sequence[StoredKey]) -> None:
     """Replace the file with one that only its owner can read."""
     entries = [
         {
-            **{name: value for name, value in entry.to_json().items() if value is not None},
+            **{name: value for name, value in entry.to_json().items() if value != _DEFAULTS.get(name)},
             "hash": f"sha256:{entry.key.digest.hex()}",
         }
         for entry in stored
@@ -262,8 +274,10 @@ class _KeyFileReader:
             self.match_field(node, fields, "name", _NAME).group(),
             bytes.fromhex(self.match_field(node, fields, "hash", _HASH).group(1)),
             self.parse_scopes(fields.get("scopes")),
-            self.parse_rate(fields, "requests_per_minute"),
-            self.parse_rate(fields, "tokens_per_minute"),
+            self.parse_count(fields, "requests_per_minute"),
+            self.parse_count(fields, "tokens_per_minute"),
+            self.parse_count(fields, "weight") or 1,
+            self.parse_count(fields, "max_running"),
         )
         created = fields.get("created")
         return StoredKey(
@@ -288,7 +302,7 @@ class _KeyFileReader:
             raise self.make_error(f"scopes must be a list of {' and '.join(SCOPES)}", node.start_mark)
         return frozenset(values)
 
-    def parse_rate(self, fields: Mapping[str, Any], name: str) -> int | None:
+    def parse_count(self, fields: Mapping[str, Any], name: str) -> int | None:
         node = fields.get(name)
         if node is None or node.tag == "tag:yaml.org,2002:null":
             return None

@@ -50,6 +50,7 @@ ERROR_TABLE: dict[str, ErrorRow] = {
     "invalid_request": ErrorRow(400, "invalid_request_error", "invalid_value"),
     "unsupported": ErrorRow(400, "invalid_request_error", "unsupported_parameter"),
     "context_overflow": ErrorRow(400, "invalid_request_error", "context_length_exceeded"),
+    "poison_request": ErrorRow(422, "invalid_request_error", "poison_request"),
     "not_found": ErrorRow(404, "invalid_request_error", "unknown_url"),
     "method_not_allowed": ErrorRow(405, "invalid_request_error", "method_not_allowed"),
     "unauthorized": ErrorRow(401, "authentication_error", "invalid_api_key"),
@@ -127,7 +128,10 @@ def build_error_headers(error: EnginebayError) -> list[tuple[str, str]]:
     return [("retry-after", "1")] if get_error_row(error).status == 503 and error.kind not in _OPERATOR_HINTS else []
 
 
+_REFUSALS = {401: errors.Unauthorized, 429: errors.RateLimited, 503: Overloaded}
+
+
 def encode_refusal(status: int, message: str, limit: str = "") -> bytes:
     """Encode a refusal by the HTTP layer. `limit`: the exceeded setting, if any."""
-    kind = errors.Unauthorized if status == 401 else InvalidRequest
+    kind = _REFUSALS.get(status, InvalidRequest)
     return encode_error_body(kind(message, format_limit_hint(limit) if limit else ""))

@@ -16,7 +16,7 @@ class SseWriter(ResponseWriter):
         super().__init__(exchange, session)
         self._started = False
         self._events_ready: list[bytes] = []  # not written yet
-        self._held_events = self._held_bytes = 0  # of them, buffered for a slow client
+        self._held = bytearray()  # earlier ones, buffered for a slow client
 
     # For subclasses
 
@@ -40,22 +40,29 @@ class SseWriter(ResponseWriter):
 
     def flush(self) -> None:
         self._encode_texts()
-        if not self._events_ready:
+        if not self._events_ready and not self._held:
             return
         if self.exchange.congested:
             self._buffer_for_slow_client()
             return
         self._start_stream()
-        self.exchange.write(escape_line_separators(b"".join(self._events_ready)))
-        self._events_ready = []
-        self._held_events = self._held_bytes = 0
+        self.exchange.write(escape_line_separators(b"".join(self._take_events())))
+
+    def _take_events(self) -> list[bytes]:
+        events, self._events_ready = self._events_ready, []
+        if self._held:
+            events.insert(0, bytes(self._held))
+            self._held = bytearray()
+            self.exchange.held_bytes = 0
+        return events
 
     def _buffer_for_slow_client(self) -> None:
         """Hold the events back. Abort when they exceed `stream_buffer_bytes`."""
-        self._held_bytes += sum(map(len, self._events_ready[self._held_events :]))
-        self._held_events = len(self._events_ready)
-        if self._held_bytes > self.session.limits.stream_buffer_bytes:
-            self._events_ready = []
+        self._held += b"".join(self._events_ready)  # one object: many small ones would leave their memory in pieces
+        self._events_ready = []
+        self.exchange.held_bytes = len(self._held)
+        if len(self._held) > self.session.limits.stream_buffer_bytes:
+            self._take_events()
             self._finish(TimedOut("the client does not read its stream: server.limits.stream_buffer_bytes exceeded"))
             self.exchange.abort()
 
@@ -70,9 +77,8 @@ class SseWriter(ResponseWriter):
     def write_completed(self) -> None:
         self._encode_texts()
         self._start_stream()
-        self.exchange.end(escape_line_separators(b"".join((*self._events_ready, self._encode_closing()))))
-        self._events_ready = []
+        self.exchange.end(escape_line_separators(b"".join((*self._take_events(), self._encode_closing()))))
 
     def write_failure(self, error: EnginebayError) -> None:
         self._encode_texts()
-        self.exchange.end(escape_line_separators(b"".join((*self._events_ready, self._encode_failure(error)))))
+        self.exchange.end(escape_line_separators(b"".join((*self._take_events(), self._encode_failure(error)))))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qsl
+
+if TYPE_CHECKING:
+    from enginebay.server.http.body_budget import BodyLease
 
 REASON_PHRASES = {
     100: "Continue", 200: "OK", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
@@ -53,8 +56,10 @@ class Exchange:
         "_header_lines",
         "accepts_chunked",
         "body",
+        "body_lease",
         "closed",
         "headers",
+        "held_bytes",
         "keep_alive",
         "method",
         "on_close",
@@ -72,6 +77,8 @@ class Exchange:
         self.path, _, self.query_string = target.partition("?")
         self.headers = headers  # lower-case names; values of a repeated header joined by commas
         self.body = b""
+        self.body_lease: BodyLease | None = None  # of a large body
+        self.held_bytes = 0  # of the response, not written yet because the client reads slowly
         self.keep_alive = True
         self.accepts_chunked = True  # false for HTTP/1.0
         self.received_at = time.perf_counter()

@@ -20,6 +20,7 @@ from typing import cast
 
 import httptools
 
+from enginebay.server.http.body_budget import BodyBudget, BodyLease
 from enginebay.server.http.exchange import CLIENT_CLOSED_REQUEST, STATUS_LINES, Exchange
 from enginebay.server.http.http_settings import HttpApplication, HttpSettings
 
@@ -34,8 +35,11 @@ _LINGER_S = 5.0  # how long a refused client may keep sending; closing earlier c
 class HttpConnection(asyncio.Protocol):
     """Implements asyncio's protocol callbacks and httptools' parser callbacks."""
 
-    def __init__(self, settings: HttpSettings, application: HttpApplication, connections: set[HttpConnection]) -> None:
+    def __init__(
+        self, settings: HttpSettings, application: HttpApplication, connections: set[HttpConnection], budget: BodyBudget
+    ) -> None:
         self._settings = settings
+        self._budget = budget
         self._application = application
         self._connections = connections
         self._parser = httptools.HttpRequestParser(self)
@@ -69,8 +73,10 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
         self.deadline = None
+        self._release_body(self._reading)
         for exchange in (self._exchange, *self._pipelined):
             if exchange is not None:
+                self._release_body(exchange)
                 exchange.closed = True
                 exchange.status = exchange.status or CLIENT_CLOSED_REQUEST
                 if exchange.on_close is not None:
@@ -208,7 +214,28 @@ class HttpConnection(asyncio.Protocol):
         if self._body_bytes > self._settings.max_body_bytes:
             self._refuse_large_body()
             return
+        if self._body_bytes > _UNAUTHENTICATED_BODY_BYTES and not self._lease_body(self._reading, self._body_bytes):
+            return
         self._body.append(data)
+
+    def _lease_body(self, exchange: Exchange | None, held_bytes: int) -> bool:
+        """Count a large body. Return False if the request was refused, for more than the server or the client may hold."""
+        assert exchange is not None
+        lease = exchange.body_lease
+        if lease is None:
+            lease = exchange.body_lease = BodyLease(self._application.identify_client(exchange))
+        limit = self._budget.resize(lease, held_bytes)
+        if limit:
+            exchange.add_header("retry-after", "1")
+            whose = "this client has" if limit.startswith("client") else "the server has"
+            self._refuse(
+                429 if limit.startswith("client") else 503, f"{whose} too many large requests", exchange, limit
+            )
+        return not limit
+
+    def _release_body(self, exchange: Exchange | None) -> None:
+        if exchange is not None and exchange.body_lease is not None:
+            self._budget.release(exchange.body_lease)
 
     def on_message_complete(self) -> None:
         exchange, self._reading = self._reading, None
@@ -242,7 +269,8 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(400, f"the body is not valid {encoding}", exchange)
             return False
         if inflater.eof and not inflater.unused_data:
-            return True
+            small = len(exchange.body) <= _UNAUTHENTICATED_BODY_BYTES
+            return small or self._lease_body(exchange, len(exchange.body))
         if inflater.unconsumed_tail or len(exchange.body) >= self._settings.max_body_bytes:
             self._refuse(
                 413, f"the decompressed body exceeds {self._settings.max_body_bytes} bytes", exchange, "body_bytes"
@@ -271,6 +299,7 @@ class HttpConnection(asyncio.Protocol):
         if exchange is not self._exchange:
             return
         self._exchange = None
+        self._release_body(exchange)
         if not exchange.keep_alive or (self._closing and not self._pipelined):
             self.close()
         elif self.congested:
@@ -296,6 +325,11 @@ class HttpConnection(asyncio.Protocol):
 
     def unsent_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What is kept for a client that reads slowly, in all buffers."""
+        return self.unsent_bytes() + (self._exchange.held_bytes if self._exchange is not None else 0)
 
     # Closing
 
@@ -347,11 +381,12 @@ class HttpConnection(asyncio.Protocol):
         self._refuse(431, message, limit="header_bytes")
 
     def _refuse_large_body(self) -> None:
-        self._body = []
         self._refuse(413, f"the body exceeds {self._settings.max_body_bytes} bytes", limit="body_bytes")
 
     def _refuse(self, status: int, message: str, exchange: Exchange | None = None, limit: str = "") -> None:
         """Send an error without the application and close. `limit` names the exceeded setting."""
+        self._body = []
+        self._release_body(exchange or self._reading)
         if self._exchange is not None or self._pipelined:  # must not interleave with a response in progress
             self._stop_reading()
             return
@@ -374,6 +409,19 @@ def expire_overdue(connections: set[HttpConnection], now: float) -> None:
     for connection in list(connections):
         if connection.deadline is not None and connection.deadline < now:
             connection.expire()
+
+
+def bound_unread_bytes(connections: set[HttpConnection], max_bytes: int) -> int:
+    """Disconnect the clients that have read the least, until the others fit. Return the bytes that are left."""
+    slow = [(connection.unread_bytes, connection) for connection in connections if connection.congested]
+    total = sum(unread for unread, _ in slow)
+    if total > max_bytes:
+        for unread, connection in sorted(slow, key=lambda entry: entry[0], reverse=True):
+            if total <= max_bytes:
+                break
+            connection.abort()
+            total -= unread
+    return total
 
 
 def extend_deadlines(connections: set[HttpConnection], seconds: float) -> None:

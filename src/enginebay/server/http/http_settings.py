@@ -20,6 +20,9 @@ class HttpSettings:
     stall_timeout_s: float
     write_buffer_bytes: int
     encode_refusal: Callable[[int, str, str], bytes]  # (status, message, exceeded limit) -> error body
+    max_buffered_bytes: int = 256 << 20  # of large request bodies, in all
+    max_client_buffered_bytes: int = 64 << 20
+    max_unread_bytes: int = 128 << 20  # of responses to clients that read slowly, in all
     common_headers: bytes = b""
 
     def update(self, other: HttpSettings) -> None:
@@ -37,6 +40,9 @@ class HttpApplication(Protocol):
 
     def check_before_body(self, exchange: Exchange) -> tuple[int, str] | None:
         """Return a status and message to reject a request before its large body is read, else None."""
+
+    def identify_client(self, exchange: Exchange) -> str:
+        """Return who sends a request, to bound what one client may hold."""
 
     def on_refused(self, status: int, exchange: Exchange | None) -> None:
         """Record a request that the HTTP layer refused. May add headers if `exchange` is known."""

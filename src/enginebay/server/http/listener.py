@@ -8,12 +8,20 @@ import socket
 import time
 from email.utils import formatdate
 
-from enginebay.server.http.http_connection import HttpConnection, expire_overdue, extend_deadlines
+from enginebay.server.http.body_budget import BodyBudget
+from enginebay.server.http.http_connection import (
+    HttpConnection,
+    bound_unread_bytes,
+    expire_overdue,
+    extend_deadlines,
+)
 from enginebay.server.http.http_settings import HttpApplication, HttpSettings
+from enginebay.util.hardware import release_free_memory
 
 _SWEEP_INTERVAL_S = 0.5
 # Per connection. Without it the kernel buffers megabytes for a client that does not read.
 _KERNEL_UNSENT_BYTES = 128 << 10
+_WORTH_RELEASING_BYTES = 32 << 20
 
 
 class HttpListener:
@@ -32,6 +40,8 @@ class HttpListener:
         self._accepting: set[asyncio.Task[object]] = set()
         self._paused = False
         self.connections: set[HttpConnection] = set()
+        self._budget = BodyBudget(settings)
+        self._peak_bytes = 0  # of bodies and unread responses, since memory was last released
         sock.setblocking(False)
 
     def start(self) -> None:
@@ -57,7 +67,7 @@ class HttpListener:
             self._pause_accepting()
 
     def _make_connection(self) -> HttpConnection:
-        return HttpConnection(self._settings, self._application, self.connections)
+        return HttpConnection(self._settings, self._application, self.connections, self._budget)
 
     def _on_accepted(self, task: asyncio.Task[object]) -> None:
         self._accepting.discard(task)
@@ -76,10 +86,19 @@ class HttpListener:
         if elapsed_s > 2 * _SWEEP_INTERVAL_S:  # the loop was blocked: data that clients sent in time may be unread
             extend_deadlines(self.connections, elapsed_s)
         expire_overdue(self.connections, now)
+        unread_bytes = bound_unread_bytes(self.connections, self._settings.max_unread_bytes)
+        self._release_memory(self._budget.held_bytes + unread_bytes)
         self._settings.common_headers = f"date: {formatdate(usegmt=True)}\r\nserver: enginebay\r\n".encode()
         if self._paused and len(self.connections) < self._settings.max_connections:
             self._paused = False
             self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def _release_memory(self, buffered_bytes: int) -> None:
+        """Give memory back to the system after large buffers were freed."""
+        self._peak_bytes = max(self._peak_bytes, buffered_bytes)
+        if self._peak_bytes > _WORTH_RELEASING_BYTES and buffered_bytes < self._peak_bytes // 4:
+            self._peak_bytes = buffered_bytes
+            self._loop.run_in_executor(None, release_free_memory)
 
     def stop_accepting(self) -> None:
         self._paused = False

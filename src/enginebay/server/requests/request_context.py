@@ -6,15 +6,20 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from enginebay.contract import Sampling
 from enginebay.contract.engine_messages import Usage
 from enginebay.errors import EnginebayError
 from enginebay.server.auth.api_keys import ApiKey
+from enginebay.server.auth.client_identity import identify_client
 from enginebay.server.http.exchange import Exchange
+from enginebay.server.sessions.admission_queue import AdmissionQueue, QueueClient
 from enginebay.server.sessions.model_catalog import CatalogEntry
 from enginebay.server.sessions.model_session import ModelSession
+
+if TYPE_CHECKING:
+    from enginebay.server.requests.crash_guard import CrashGuard
 
 _LARGE_BYTES = 32 << 10  # takes milliseconds to parse
 T = TypeVar("T")
@@ -27,6 +32,7 @@ class RequestContext:
 
     __slots__ = (
         "catalog_entry",
+        "crash_guard",
         "endpoint",
         "error",
         "exchange",
@@ -44,10 +50,13 @@ class RequestContext:
         "session",
         "started_at",
         "stream",
+        "text_cut",
+        "tokenizer_queue",
         "translated",
         "truncated_tokens",
         "ttft_s",
         "usage",
+        "variant",
         "variant_index",
         "wait_announced",
         "wait_deadline",
@@ -65,6 +74,8 @@ class RequestContext:
         self.catalog_entry: CatalogEntry | None = None
         self.labels = ("(none)", "(none)")  # model and engine
         self.session: ModelSession | None = None
+        self.variant = ""  # the name of the model on the engine in use
+        self.crash_guard: CrashGuard | None = None
         self.variant_index = 0  # which engine of the model's chain is in use
         self.fallback = ""  # why it is not the first one
         self.first_error: EnginebayError | None = None  # the error of the chain's first engine
@@ -82,7 +93,14 @@ class RequestContext:
         self.sampling: Sampling | None = None
         self.translated: dict[str, str] = {}  # parameter: what the engine does instead
         self.truncated_tokens = 0  # prompt tokens dropped by truncate_prompt_tokens
+        self.text_cut = False  # more were dropped, before they were counted
+        self.tokenizer_queue: AdmissionQueue | None = None  # for large bodies
         exchange.add_header("x-request-id", self.id)
+
+    @property
+    def client(self) -> QueueClient:
+        """Who gets a fair share: the key, or the address."""
+        return identify_client(self.key, self.exchange.peer)
 
     @property
     def can_still_retry(self) -> bool:
@@ -95,6 +113,7 @@ class RequestContext:
         self.session = None
         self.translated = {}
         self.truncated_tokens = 0
+        self.text_cut = False
         self.queued_s = 0.0
 
     def write_comment(self, text: str) -> None:

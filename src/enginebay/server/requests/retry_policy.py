@@ -7,7 +7,8 @@ import time
 from enginebay import errors
 from enginebay.server.requests.request_context import RequestContext
 
-_MAX_WORKER_DEATHS = 3  # bounds the damage of a request that crashes every worker
+# Bounds the damage of a request that crashes every worker. `crash_guard` refuses one that does so alone, after two.
+_MAX_WORKER_DEATHS = 2
 
 
 def classify_fallback_trigger(error: errors.EnginebayError) -> str | None:

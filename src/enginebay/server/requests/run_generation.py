@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from enginebay.contract import GenerateRequest
 from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, TimedOut, Unsupported
+from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong
 from enginebay.server.encoding.response_writer import ResponseWriter
+from enginebay.server.requests.crash_guard import SuspectTrial, check_session
 from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.suspect_table import compute_digest
 from enginebay.server.sessions.model_session import ModelSession
+from enginebay.server.telemetry.server_metrics import MetricValue
 from enginebay.util.limit_errors import format_limit_hint
+
+T = TypeVar("T")
 
 
 async def prepare_request(
@@ -43,27 +51,28 @@ async def prepare_request(
                 param="truncate_prompt_tokens",
             )
         return request
-    ids = await session.client.prompt_encoder.encode_request(
-        request, large=request_context.has_large_body, **template_options
-    )
     param = "messages" if request.messages is not None else "prompt"
+    context_length = session.client.facts.context_length
+    bound = PromptBound(context_length) if truncate is None else PromptBound(max(1, truncate), keep="last")
+    encode = partial(session.client.prompt_encoder.encode_request, request, bound=bound, **template_options)
+    try:
+        ids = await (_encode_large(request_context, encode) if request_context.has_large_body else encode())
+    except TextTooLong as error:
+        raise _make_overflow(f"at least {error.min_tokens}", context_length, param) from None
     if not ids:
         raise InvalidRequest("the prompt is empty", "send at least one token", param=param)
     if truncate is not None and len(ids) > truncate:
         request_context.truncated_tokens += len(ids) - truncate
+        request_context.text_cut |= bound.cut
         ids = ids[-truncate:]
     sampling = request.sampling
-    available = session.client.facts.context_length - len(ids)
+    available = context_length - len(ids)
     if available < 1:
-        raise ContextOverflow(
-            f"the prompt ({len(ids)} tokens) plus output exceeds the model's context length of "
-            f"{session.client.facts.context_length} tokens",
-            "shorten the prompt, or set truncate_prompt_tokens", param=param,
-        )  # fmt: skip
+        raise _make_overflow(str(len(ids)), context_length, param)
     if requested_max_tokens is not None and requested_max_tokens > available:
         raise ContextOverflow(
             f"the prompt ({len(ids)} tokens) plus {max_tokens_param} ({requested_max_tokens}) exceeds the model's context length of "
-            f"{session.client.facts.context_length} tokens",
+            f"{context_length} tokens",
             f"request at most {available} tokens", param=max_tokens_param,
         )  # fmt: skip
     if sampling.max_tokens is not None and sampling.max_tokens > available:
@@ -72,13 +81,43 @@ async def prepare_request(
     return GenerateRequest(token_ids=tuple(ids), sampling=sampling, lora=request.lora, energy=request.energy)
 
 
+def _make_overflow(tokens: str, context_length: int, param: str) -> ContextOverflow:
+    return ContextOverflow(
+        f"the prompt ({tokens} tokens) plus output exceeds the model's context length of {context_length} tokens",
+        "shorten the prompt, or set truncate_prompt_tokens",
+        param=param,
+    )
+
+
+async def _encode_large(request_context: RequestContext, encode: Callable[..., Awaitable[T]]) -> T:
+    async with enter_tokenizer(request_context):
+        return await encode(large=True)
+
+
+@asynccontextmanager
+async def enter_tokenizer(request_context: RequestContext) -> AsyncIterator[None]:
+    """Wait for one of the few places where large bodies are tokenized: each takes much memory and a processor."""
+    queue, client = request_context.tokenizer_queue, request_context.client
+    if queue is None or not request_context.has_large_body:
+        yield
+        return
+    if not queue.try_enter(client):
+        await _wait(request_context, None, queue.enter(client))
+    entered = time.perf_counter()
+    try:
+        yield
+    finally:
+        queue.leave(time.perf_counter() - entered, client)
+
+
 def add_translation_headers(request_context: RequestContext) -> None:
     """Report translated parameters and truncated tokens in headers."""
     if request_context.translated:
         request_context.add_header_or_comment("x-enginebay-translated", format_translated(request_context.translated))
     if request_context.truncated_tokens:
         request_context.add_header_or_comment(
-            "x-enginebay-truncated", f"{request_context.truncated_tokens} prompt tokens dropped"
+            "x-enginebay-truncated",
+            f"{'at least ' if request_context.text_cut else ''}{request_context.truncated_tokens} prompt tokens dropped",
         )
 
 
@@ -92,15 +131,24 @@ async def generate_response(
     request_context: RequestContext, session: ModelSession, writer: ResponseWriter, requests: Sequence[GenerateRequest]
 ) -> None:
     """Enter the queue, submit the requests, and wait until the response is finished."""
-    exchange = request_context.exchange
+    exchange, guard = request_context.exchange, request_context.crash_guard
     add_translation_headers(request_context)
-    leave = await enter_queue(request_context, session)
+    trial: SuspectTrial | None = None
+    if guard is not None and guard.table:
+        trial = guard.find_trial(request_context, compute_digest(request_context.variant, requests))
+    leave = await enter_queue(request_context, session, *measure_need(session, requests), trial)
     timer: asyncio.TimerHandle | None = None
     try:
+        check_session(session)
         exchange.on_drained = writer.flush
         writer.submit(session.client.client, requests)
+        if trial is not None:
+            trial.watch(lambda: writer.first_token_at)
         timer = asyncio.get_running_loop().call_later(session.limits.request_timeout_s, _stop_on_timeout, writer)
         error = await writer.finished
+        if guard is not None and (error is not None or trial is not None):
+            digest = partial(compute_digest, request_context.variant, requests)
+            error = guard.settle(request_context, session, trial, error, digest)
         if error is not None and writer.no_output_sent:
             raise error
         request_context.error = error
@@ -112,6 +160,8 @@ async def generate_response(
             timer.cancel()
         exchange.on_close = exchange.on_drained = None
         leave()
+        if trial is not None:
+            trial.end()
         request_context.usage = writer.usage
         request_context.finish_reason = writer.finish_reason
         if writer.first_token_at:
@@ -127,12 +177,31 @@ def make_timeout_error(session: ModelSession, hint: str) -> TimedOut:
     return TimedOut(message, format_limit_hint("request_timeout_s", hint))
 
 
-async def enter_queue(request_context: RequestContext, session: ModelSession) -> Callable[[], None]:
-    """Wait for a slot at the engine. Return the function that frees it."""
+def measure_need(session: ModelSession, requests: Sequence[GenerateRequest]) -> tuple[int, int]:
+    """Return the slots that the requests take in the engine, and the tokens that they reserve in its KV cache."""
+    choices = [request.sampling.best_of or request.sampling.n for request in requests]
+    if not session.queue.reserves_tokens:
+        return sum(choices), 0
+    context = session.client.facts.context_length
+    lengths = [min(context, len(one.token_ids or ()) + (one.sampling.max_tokens or context)) for one in requests]
+    return sum(choices), sum(count * length for count, length in zip(choices, lengths, strict=True))
+
+
+async def enter_queue(
+    request_context: RequestContext,
+    session: ModelSession,
+    slots: int = 1,
+    tokens: int = 0,
+    trial: SuspectTrial | None = None,
+) -> Callable[[], None]:
+    """Wait for slots at the engine; a suspect, until it can run alone. Return the function that frees them."""
     if request_context.exchange.closed:  # during tokenization: `on_close` was not set yet
         raise Cancelled("the client closed the connection")
-    if not session.queue.try_enter():
-        await _wait_in_queue(request_context, session)
+    client = request_context.client
+    if trial is not None and await _wait(request_context, session, trial.begin(session)):
+        session.queue.enter_held(client, slots, tokens)
+    elif not session.queue.try_enter(client, slots, tokens):
+        await _wait(request_context, session, session.queue.enter(client, slots, tokens))
     entered = time.perf_counter()
     request_context.queued_s = entered - request_context.exchange.received_at
     running_gauge = session.running_gauge
@@ -140,19 +209,20 @@ async def enter_queue(request_context: RequestContext, session: ModelSession) ->
 
     def leave() -> None:
         running_gauge.dec()
-        session.queue.leave(time.perf_counter() - entered)
+        session.queue.leave(time.perf_counter() - entered, client, slots, tokens)
 
     return leave
 
 
-async def _wait_in_queue(request_context: RequestContext, session: ModelSession) -> None:
+async def _wait(request_context: RequestContext, session: ModelSession | None, turn: Coroutine[Any, Any, T]) -> T:
+    """Wait for a turn, as long as the client does. `session`: whose gauge counts it."""
     task = asyncio.current_task()
     assert task is not None
     request_context.exchange.on_close = task.cancel
-    waiting_gauge = session.waiting_gauge
+    waiting_gauge = MetricValue() if session is None else session.waiting_gauge
     waiting_gauge.inc()
     try:
-        await session.queue.enter()
+        return await turn
     except asyncio.CancelledError:
         disconnected = request_context.exchange.closed
         raise Cancelled("the client closed the connection" if disconnected else "the server is stopping") from None

@@ -9,8 +9,10 @@ from typing import NamedTuple, Protocol
 from enginebay.config.sections.server_section import ServerConfig
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.auth.rate_limits import RateLimitDecision
+from enginebay.server.requests.crash_guard import CrashGuard
 from enginebay.server.requests.model_wait import wait_for_session
 from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.sessions.admission_queue import AdmissionQueue
 from enginebay.server.sessions.model_catalog import FleetGateway, ModelCatalog
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.server.telemetry.server_log import ServerLog
@@ -36,6 +38,8 @@ class ServerContext:
     fleet: FleetGateway
     max_wait_s: float  # for a model that is not loaded
     routes: tuple[Route, ...]  # every endpoint, for the OpenAPI document
+    crash_guard: CrashGuard | None = None
+    tokenizer_queue: AdmissionQueue | None = None  # for large bodies
     draining: bool = False
 
     async def acquire_session(
@@ -56,6 +60,9 @@ class ServerContext:
                 request_context, connector, self.fleet, self.max_wait_s, stream, self.config.limits, self.metrics
             )
         request_context.session = session
+        request_context.variant = connector.name
+        request_context.tokenizer_queue = self.tokenizer_queue
+        request_context.crash_guard = None if session.client.spec.renders else self.crash_guard
         if request_context.wait_announced:
             request_context.write_comment(f"x-enginebay-engine: {session.engine}")
         else:

@@ -42,8 +42,9 @@ class VariantConnector:
     def __init__(self, name: str, kind: str, limits: ServerLimits, processes: int) -> None:
         self.name = name
         self.kind = kind
+        self._processes = processes
         self.queue = AdmissionQueue(
-            max(1, limits.running // processes), limits.queue // processes, limits.queue_timeout_s
+            max(1, limits.running // processes), limits.queue // processes, limits.queue_timeout_s, processes
         )
         self.facts: Facts | None = None  # of the last worker
         self.session: ModelSession | None = None
@@ -84,7 +85,15 @@ class VariantConnector:
         self._release_session()
         self.session = ModelSession(client, limits, metrics, self.queue)
         self.facts = replica.facts
+        self._apply_engine_limits(limits.running, replica.facts)
         return self.session
+
+    def _apply_engine_limits(self, max_running: int, facts: Facts) -> None:
+        """Admit what the engine runs at once: in its own queue, requests would wait behind those of other clients."""
+        slots = min(max_running, facts.max_batch) if facts.max_batch > 0 else max_running
+        tokens = facts.reservable_tokens
+        share = None if tokens is None else max(1, tokens // self._processes)
+        self.queue.resize(max(1, slots // self._processes), share)
 
     def retire(self) -> None:
         """Close the session after its last response, and open no other."""

@@ -18,6 +18,7 @@ from enginebay.fleet.routing.model_client import ReplicaHandle
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.auth.rate_limits import RateLimitDecision
+from enginebay.server.requests.suspect_table import SuspectEvent
 from enginebay.server.supervisor.process_channel import ProcessChannel, RpcHandler
 from enginebay.server.supervisor.server_instance import ServerInstance, ServerSetup
 from enginebay.worker.client_side.worker_client import import_grpc
@@ -72,6 +73,12 @@ class ServerProcess:
             self._missed_snapshots = 0
         return self._last_snapshot
 
+    async def hold_admission(self, variant: str) -> None:
+        await self.channel.call("hold_admission", variant)
+
+    def release_admission(self, variant: str) -> None:
+        self.channel.notify("release_admission", variant)
+
     async def drain(self, deadline_s: float) -> None:
         try:
             async with asyncio.timeout(deadline_s + _EXIT_TIMEOUT_S):
@@ -112,7 +119,7 @@ class _RemoteRateLimits:
 
 
 class _RemoteFleet:
-    """The supervisor's fleet over the channel. Implements `FleetGateway`."""
+    """The supervisor's fleet over the channel. Implements `SupervisorGateway`."""
 
     def __init__(self, channel: ProcessChannel) -> None:
         self._channel = channel
@@ -131,6 +138,15 @@ class _RemoteFleet:
 
     async def run_admin_command(self, command: str, arguments: dict[str, Any]) -> Any:
         return await self._channel.call("run_admin_command", command, arguments)
+
+    async def begin_trial(self, variant: str, trial: str, urgent: bool = False) -> None:
+        await self._channel.call("begin_trial", variant, trial, urgent)
+
+    def end_trial(self, variant: str, trial: str) -> None:
+        self._channel.notify("end_trial", variant, trial)
+
+    def share_suspect(self, event: SuspectEvent) -> None:
+        self._channel.notify("share_suspect", event)
 
 
 async def _serve(listening: socket.socket, control: socket.socket) -> None:
@@ -155,9 +171,21 @@ async def _serve(listening: socket.socket, control: socket.socket) -> None:
     async def drain() -> None:
         await instances[0].drain()
 
-    channel = await ProcessChannel.open(
-        control, {"start": start, "configure": configure, "snapshot": snapshot, "drain": drain}
-    )
+    async def hold_admission(variant: str) -> None:
+        await instances[0].hold_admission(variant)
+
+    async def release_admission(variant: str) -> None:
+        instances[0].release_admission(variant)
+
+    async def apply_suspect(event: SuspectEvent) -> None:
+        if event.sender != os.getpid():  # its own are applied already
+            instances[0].crash_guard.table.apply(event)
+
+    handlers: dict[str, RpcHandler] = {
+        "start": start, "configure": configure, "snapshot": snapshot, "drain": drain, "hold_admission": hold_admission,
+        "release_admission": release_admission, "apply_suspect": apply_suspect,
+    }  # fmt: skip
+    channel = await ProcessChannel.open(control, handlers)
     await channel.closed
     for instance in instances:
         await instance.close()

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from enginebay.config.sections.server_section import ServerConfig
 from enginebay.fleet.routing.model_client import ReplicaHandle
@@ -17,12 +18,16 @@ from enginebay.server.auth.api_keys import Keyring
 from enginebay.server.encoding.error_responses import encode_refusal
 from enginebay.server.http.http_settings import HttpSettings
 from enginebay.server.http.listener import HttpListener
+from enginebay.server.requests.crash_guard import CrashGuard, TrialGateway
 from enginebay.server.requests.server_context import RateLimitsClient, ServerContext
+from enginebay.server.requests.suspect_table import SuspectEvent
+from enginebay.server.sessions.admission_queue import AdmissionQueue
 from enginebay.server.sessions.model_catalog import CatalogEntry, FleetGateway, ModelCatalog
 from enginebay.server.telemetry.server_log import ServerLog
 from enginebay.server.telemetry.server_metrics import ServerMetrics
 from enginebay.server.telemetry.tracing import load_tracer
 
+_TOKENIZER_SLOTS = min(8, max(2, (os.cpu_count() or 2) // 2))  # large bodies that a process tokenizes at once
 _WRITE_BUFFER_BYTES = 64 << 10  # beyond the kernel's buffer; a connection that exceeds it counts as congested
 
 
@@ -36,6 +41,7 @@ class ServerSetup:
     max_wait_s: float = 300.0  # for a model that is not loaded
     processes: int = 1  # number of processes that share the limits
     replicas: Mapping[str, ReplicaHandle] = field(default_factory=dict)  # awake now, by variant
+    suspects: tuple[SuspectEvent, ...] = ()  # known at its start
 
     @property
     def keyless(self) -> bool:
@@ -43,9 +49,13 @@ class ServerSetup:
         return not self.keyring and not self.config.allow_without_key
 
 
+class SupervisorGateway(FleetGateway, TrialGateway, Protocol):
+    """Access to the supervisor, in this process or another."""
+
+
 class ServerInstance:
     def __init__(
-        self, sock: socket.socket, setup: ServerSetup, fleet: FleetGateway, rates: RateLimitsClient,
+        self, sock: socket.socket, setup: ServerSetup, fleet: SupervisorGateway, rates: RateLimitsClient,
         scrape: Callable[[ServerInstance], Awaitable[bytes]], metrics: ServerMetrics | None = None, log: ServerLog | None = None,
     ) -> None:  # fmt: skip
         config = setup.config
@@ -53,6 +63,10 @@ class ServerInstance:
         self.log = log or open_log(config)
         self._setup = setup
         self._tracer = load_tracer(os.environ)
+        self._held_queues: dict[str, AdmissionQueue] = {}
+        self.crash_guard = CrashGuard(fleet, self.metrics, self.log)
+        for event in setup.suspects:
+            self.crash_guard.table.apply(event)
         self._context = ServerContext(
             config=config,
             catalog=ModelCatalog(self._build_entries(setup, ())),
@@ -63,6 +77,8 @@ class ServerInstance:
             fleet=fleet,
             max_wait_s=setup.max_wait_s,
             routes=ROUTES,
+            crash_guard=self.crash_guard,
+            tokenizer_queue=AdmissionQueue(_TOKENIZER_SLOTS, config.limits.queue, config.limits.queue_timeout_s),
         )
         self._app = App(self._context, setup.keyring, self._tracer, keyless=setup.keyless)
         self._http = _build_http_settings(config)
@@ -114,6 +130,22 @@ class ServerInstance:
             if entry not in entries:
                 entry.retire()
 
+    async def hold_admission(self, variant: str) -> None:
+        """Admit no request to the variant, and wait until it runs none."""
+        if variant not in self._held_queues:
+            entries = self._context.catalog.entries.values()
+            queues = [one.queue for entry in entries for one in entry.connectors if one.name == variant]
+            for queue in queues:
+                queue.hold()
+                self._held_queues[variant] = queue
+        if variant in self._held_queues:
+            await self._held_queues[variant].wait_idle()
+
+    def release_admission(self, variant: str) -> None:
+        queue = self._held_queues.pop(variant, None)
+        if queue is not None:
+            queue.release()
+
     def snapshot(self) -> dict[str, object]:
         self.metrics.connections.child().set(len(self._listener.connections))
         entries = self._context.catalog.entries.values()
@@ -158,5 +190,8 @@ def _build_http_settings(config: ServerConfig) -> HttpSettings:
         keep_alive_s=limits.keep_alive_s,
         stall_timeout_s=limits.stall_timeout_s,
         write_buffer_bytes=_WRITE_BUFFER_BYTES,
+        max_buffered_bytes=limits.body_buffer_bytes,
+        max_client_buffered_bytes=limits.client_body_buffer_bytes,
+        max_unread_bytes=limits.unread_bytes,
         encode_refusal=encode_refusal,
     )

@@ -11,12 +11,14 @@ from typing import Any
 from enginebay.config.resolved_config import Config
 from enginebay.errors import EnginebayError
 from enginebay.fleet.fleet import Fleet
+from enginebay.fleet.lifecycle.crash_records import forgive_crashes
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.memory.memory_observed import ObservedResources
 from enginebay.fleet.routing.variants import build_routes
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate
 from enginebay.server.auth.api_keys import ApiKey, Keyring
 from enginebay.server.auth.rate_limits import RateLimitDecision, RateLimiter
+from enginebay.server.requests.suspect_table import SuspectEvent, SuspectTable
 from enginebay.server.supervisor.admin_commands import AdminCommands
 from enginebay.server.supervisor.child_server import ServerProcess
 from enginebay.server.supervisor.desired_state import DesiredState
@@ -24,6 +26,7 @@ from enginebay.server.supervisor.listen_socket import start_listening
 from enginebay.server.supervisor.process_channel import RpcHandler
 from enginebay.server.supervisor.server_instance import ServerInstance, ServerSetup, open_log
 from enginebay.server.supervisor.shutdown_signals import ReloadSignal, StopSignal
+from enginebay.server.supervisor.trial_coordinator import TrialCoordinator
 from enginebay.server.telemetry import prometheus_text
 from enginebay.server.telemetry.fleet_observer import FleetObserver, observe_workers
 from enginebay.server.telemetry.server_metrics import ServerMetrics, merge_snapshots
@@ -51,7 +54,7 @@ class LocalRateLimits:
 
 
 class Supervisor:
-    """Implements `FleetGateway` for this process; server processes reach it over their channels."""
+    """Implements `SupervisorGateway` for this process; server processes reach it over their channels."""
 
     def __init__(
         self, desired: DesiredState, sock: socket.socket, report: ReportStatus, on_ready: Callable[[list[Replica]], None],
@@ -72,6 +75,8 @@ class Supervisor:
         self._instance: ServerInstance | None = None
         self._children: list[ServerProcess] = []
         self._setup_version = 0  # of the last setup sent to server processes
+        self._suspects = SuspectTable()  # for server processes that start later
+        self._trials = TrialCoordinator(lambda: self._children if self._instance is None else [self._instance])
 
     # The fleet, for server processes
 
@@ -94,6 +99,22 @@ class Supervisor:
             if command == "reload":  # other operators should see it too
                 self._log.log_event("reload failed", level="error", error=str(error))
             raise
+
+    async def begin_trial(self, variant: str, trial: str, urgent: bool = False) -> None:
+        await self._trials.begin(variant, trial, urgent)
+
+    def end_trial(self, variant: str, trial: str) -> None:
+        self._trials.end(variant, trial)
+
+    def share_suspect(self, event: SuspectEvent) -> None:
+        self._suspects.apply(event)
+        for child in self._children:
+            child.channel.notify("apply_suspect", event)
+        replica = self.fleet.replicas.get(event.variant)
+        if event.kind == "refused" and replica is not None:
+            forgive_crashes(replica, event.addresses, self.fleet.config)
+            if not replica.ready:
+                self.fleet.preload(event.variant)
 
     # Serving
 
@@ -151,6 +172,7 @@ class Supervisor:
                 for replica in replicas
                 if replica.ready and replica.worker is not None
             },
+            self._suspects.list_events(),
         )
 
     def _mark_serving(self) -> None:
@@ -218,6 +240,7 @@ class Supervisor:
             child = self._children[index]
             await asyncio.wait({child.channel.closed})
             await child.close()
+            self._trials.end_all(child.pid)
             await asyncio.sleep(_RESTART_DELAY_S)
             with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # retried in the next iteration
                 self._children[index] = await self._start_child(handlers)
@@ -247,6 +270,12 @@ class Supervisor:
         async def charge(key: ApiKey, tokens: int) -> None:
             rates.charge(key, tokens)
 
+        async def end_trial(variant: str, trial: str) -> None:
+            self.end_trial(variant, trial)
+
+        async def share_suspect(event: SuspectEvent) -> None:
+            self.share_suspect(event)
+
         async def scrape() -> bytes:
             await self._observe_fleet()
             results = await asyncio.gather(*(child.snapshot() for child in self._children), return_exceptions=True)
@@ -256,6 +285,7 @@ class Supervisor:
         return {
             "take": take, "charge": charge, "scrape": scrape, "acquire": self.acquire, "estimate_wait": self.estimate_wait,
             "list_failures": self.list_failures, "run_admin_command": self.run_admin_command,
+            "begin_trial": self.begin_trial, "end_trial": end_trial, "share_suspect": share_suspect,
         }  # fmt: skip
 
     # Changes at run time

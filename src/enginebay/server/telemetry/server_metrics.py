@@ -185,6 +185,9 @@ class ServerMetrics:
         self.rate_limited = counter(
             "enginebay_rate_limited_total", "Requests refused by the API key's rate limit.", ("key",)
         )
+        self.poison_refused = counter(
+            "enginebay_poison_requests_total", "Requests refused because they killed workers.", _MODEL
+        )
         self.retries = counter(
             "enginebay_retries_total", "Requests retried on another worker, by error kind.", (*_MODEL, "kind")
         )
@@ -196,6 +199,10 @@ class ServerMetrics:
         self.queue_time = histogram(
             "enginebay_queue_time_seconds", "Time from arrival until a worker gets the request.", _MODEL, _QUEUE_S
         )
+        self.key_queue_time = histogram(
+            "enginebay_key_queue_time_seconds",
+            "Time from arrival until a worker gets the request, by API key; without keys, of all clients.", ("key",), _QUEUE_S,
+        )  # fmt: skip
         self.time_to_first_token = histogram(
             "enginebay_time_to_first_token_seconds", "Time from arrival to the first token.", _MODEL, _TTFT_S
         )

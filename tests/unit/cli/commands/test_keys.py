@@ -45,6 +45,17 @@ def test_a_keys_life(capsys, home):
     assert "no keys in" in bay(capsys, "list")[2]
 
 
+def test_the_share_of_a_key(capsys, home):
+    code, out, _ = bay(capsys, "create", "team", "--weight", "3", "--max-running", "2")
+    found = Keyring.load(home / "keys.yaml", {}).find(out.strip())
+    assert code == 0 and found and (found.weight, found.max_running) == (3, 2)
+    assert bay(capsys, "create", "other")[0] == 0
+    listed = json.loads(bay(capsys, "list", "--json")[1])
+    assert [(one["weight"], one["max_running"]) for one in listed] == [(3, 2), (1, None)]
+    assert (home / "keys.yaml").read_text().count("weight") == 1, "earlier versions read a file without it"
+    assert bay(capsys, "create", "none", "--weight", "0")[0] == 2
+
+
 def test_create_as_json(capsys, home):
     created = json.loads(bay(capsys, "create", "team", "--json")[1])
     assert Keyring.load(None, {}).find(created["key"])

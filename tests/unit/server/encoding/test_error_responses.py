@@ -29,7 +29,7 @@ from enginebay.server.http.exchange import REASON_PHRASES
 SECRET = "cannot open /home/somebody/models/x.gguf at 0x7f0012345678: [Errno 2]"
 # Kinds whose message is about the request, and sent to the client.
 FOR_CLIENTS = {
-    "usage", "unknown_model", "request", "invalid_request", "unsupported", "context_overflow", "not_found",
+    "usage", "unknown_model", "request", "invalid_request", "unsupported", "context_overflow", "poison_request", "not_found",
     "method_not_allowed",
     "unauthorized", "forbidden", "overloaded", "rate_limited", "timed_out",
 }  # fmt: skip

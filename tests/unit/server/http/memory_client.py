@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from enginebay.server.http.body_budget import BodyBudget
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.http.http_connection import HttpConnection, expire_overdue
 from enginebay.server.http.http_settings import HttpSettings
@@ -91,6 +92,9 @@ class RecordingApp:
     def check_before_body(self, exchange: Exchange) -> tuple[int, str] | None:
         return (401, "no key") if "x-no-key" in exchange.headers else None
 
+    def identify_client(self, exchange: Exchange) -> str:
+        return exchange.headers.get("x-client", "someone")
+
     def on_refused(self, status: int, exchange: Exchange | None) -> None:
         self.refusals.append(status)
         if exchange is not None:
@@ -100,11 +104,17 @@ class RecordingApp:
 class MemoryClient:
     """One connection, driven through an in-memory transport."""
 
-    def __init__(self, reply: Callable[[Exchange], None] | None = None, read_bytes: int = 10**9) -> None:
+    def __init__(
+        self,
+        reply: Callable[[Exchange], None] | None = None,
+        read_bytes: int = 10**9,
+        settings: HttpSettings = SETTINGS,
+        budget: BodyBudget | None = None,
+    ) -> None:
         self.app = RecordingApp(reply)
         self.transport = MemoryTransport(read_bytes)
         self.connections: set[HttpConnection] = set()
-        self.connection = HttpConnection(SETTINGS, self.app, self.connections)
+        self.connection = HttpConnection(settings, self.app, self.connections, budget or BodyBudget(settings))
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)
 

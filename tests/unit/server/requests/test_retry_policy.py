@@ -54,6 +54,7 @@ CASES: list[tuple[errors.EnginebayError, str | None]] = [
     (errors.Unsupported("x"), "capability"),
     (errors.RateLimited("x"), None),
     (errors.InvalidRequest("x"), None),
+    (errors.PoisonRequest("x"), None),
     (errors.EngineFailed("x"), None),
     (errors.TimedOut("x"), None),
     (errors.Cancelled("x"), None),
@@ -91,12 +92,12 @@ def test_a_draining_worker_is_retried_until_the_deadline() -> None:
     assert not should_retry(request_context, errors.Draining("x"))
 
 
-def test_worker_deaths_are_retried_at_most_three_times() -> None:
+def test_worker_deaths_are_retried_at_most_twice() -> None:
     request_context = make_request_context()
     tries = [should_retry(request_context, errors.WorkerDied("x")) for _ in range(5)]
-    assert tries == [True, True, True, False, False]
+    assert tries == [True, True, False, False, False]
     chained = make_request_context(("vllm", "llamacpp"))
-    for _ in range(4):
+    for _ in range(3):
         assert should_retry(chained, errors.WorkerDied("x"))
     assert chained.variant_index == 1 and chained.worker_deaths == 0
 

@@ -29,7 +29,7 @@ NAMES = {
     "enginebay_rate_limited_total", "enginebay_rejected_total", "process_resident_memory_bytes",
     "process_start_time_seconds", "enginebay_retries_total", "enginebay_fallbacks_total", "enginebay_switch_seconds",
     "enginebay_switch_phase_seconds_total", "enginebay_switch_slo_missed_total", "enginebay_worker_deaths_total",
-    "enginebay_model_awake",
+    "enginebay_model_awake", "enginebay_key_queue_time_seconds", "enginebay_poison_requests_total",
 }  # fmt: skip
 
 

@@ -9,22 +9,31 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from enginebay.contract import Embedding
 from enginebay.contract.engine_messages import Usage
-from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, Unsupported
+from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, Unsupported, WorkerDied
+from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong
 from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.openai.completions import parse_prompts
 from enginebay.server.api.openai.response_objects import EmbeddingListObject, EmbeddingObject, EmbeddingUsageObject
 from enginebay.server.api.openai.schemas import EmbeddingBody
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.run_generation import add_translation_headers, enter_queue, make_timeout_error
+from enginebay.server.requests.run_generation import (
+    add_translation_headers,
+    enter_queue,
+    enter_tokenizer,
+    make_timeout_error,
+)
 from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.requests.suspect_table import compute_embed_digest
 from enginebay.server.sessions.model_session import ModelSession
 
+_DISCONNECT_S = 0.2  # the token stream notices a dead worker a moment after the call
 _encode = msgspec.json.Encoder().encode
 
 
@@ -45,14 +54,25 @@ async def _run_embed(
     request_context: RequestContext, session: ModelSession, inputs: list[tuple[int, ...]]
 ) -> Embedding:
     """Run the engine. The queue slot stays taken until it returns, even after a timeout."""
-    leave = await enter_queue(request_context, session)
+    guard = request_context.crash_guard
+    digest = partial(compute_embed_digest, request_context.variant, inputs)
+    trial = guard.find_trial(request_context, digest()) if guard is not None and guard.table else None
+    leave = await enter_queue(request_context, session, trial=trial)
     work = asyncio.ensure_future(session.client.client.embed(inputs))
     work.add_done_callback(lambda _: leave())
     try:
         async with asyncio.timeout(session.limits.request_timeout_s):
             embedding = await asyncio.shield(work)
+        if guard is not None and trial is not None:
+            guard.settle(request_context, session, trial, None, digest)
     except TimeoutError:
         raise make_timeout_error(session, "send fewer texts at once") from None
+    except WorkerDied as error:
+        await asyncio.sleep(_DISCONNECT_S)
+        raise guard.settle(request_context, session, trial, error, digest) or error if guard is not None else error
+    finally:
+        if trial is not None:
+            trial.end()
     session.last_token_at = time.monotonic()
     return embedding
 
@@ -84,9 +104,17 @@ async def _tokenize_inputs(
 ) -> list[tuple[int, ...]]:
     prompt_encoder = session.client.prompt_encoder
     prompts = await request_context.run_in_thread_if_large(parse_prompts, body.input, "inputs", session, "input")
-    encoded = iter(await prompt_encoder.encode_all([prompt for prompt in prompts if isinstance(prompt, str)]))
-    inputs = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     context_length = session.client.facts.context_length
+    bound = _make_bound(context_length, body.truncate_prompt_tokens)
+    async with enter_tokenizer(request_context):
+        try:
+            texts = [await prompt_encoder.apply_bound(text, bound) for text in texts]
+        except TextTooLong as error:
+            raise _make_overflow("an input", f"at least {error.min_tokens}", context_length) from None
+        encoded = iter(await prompt_encoder.encode_all(texts))
+    request_context.text_cut = bound.cut
+    inputs = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
     for index, ids in enumerate(inputs):
         if body.truncate_prompt_tokens is not None and len(ids) > body.truncate_prompt_tokens:
             inputs[index] = truncated = _truncate_tokens(ids, body.truncate_prompt_tokens, session)
@@ -95,11 +123,21 @@ async def _tokenize_inputs(
         if not ids:
             raise InvalidRequest("input has an empty entry", param="input")
         if len(ids) > context_length:
-            raise ContextOverflow(
-                f"input {index} ({len(ids)} tokens) exceeds the model's context length of {context_length} tokens",
-                "shorten it, or set truncate_prompt_tokens", param="input",
-            )  # fmt: skip
+            raise _make_overflow(f"input {index}", str(len(ids)), context_length)
     return inputs
+
+
+def _make_bound(context_length: int, truncate: int | None) -> PromptBound:
+    """Keep the first tokens if the client asks for that."""
+    return PromptBound(context_length) if truncate is None else PromptBound(max(1, truncate), keep="first")
+
+
+def _make_overflow(name: str, tokens: str, context_length: int) -> ContextOverflow:
+    return ContextOverflow(
+        f"{name} ({tokens} tokens) exceeds the model's context length of {context_length} tokens",
+        "shorten it, or set truncate_prompt_tokens",
+        param="input",
+    )
 
 
 def _truncate_tokens(ids: tuple[int, ...], count: int, session: ModelSession) -> tuple[int, ...]:

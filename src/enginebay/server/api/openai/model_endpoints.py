@@ -16,6 +16,7 @@ from enginebay.server.api.openai.response_objects import DetokenizedObject, Mode
 from enginebay.server.api.openai.schemas import DetokenizeBody, TokenizeBody
 from enginebay.server.api.openai.tool_use import plan_tools
 from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.run_generation import enter_tokenizer
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.sessions.model_session import ModelSession
 
@@ -48,9 +49,11 @@ async def tokenize(context: ServerContext, request_context: RequestContext) -> N
         text = await prompt_encoder.render_async(
             body.messages, request_context.has_large_body, tools=body.tools, **options
         )
-        ids = await prompt_encoder.encode(text, bool(body.add_special_tokens))
+        add_special = bool(body.add_special_tokens)
     else:
-        ids = await prompt_encoder.encode(body.prompt or "", body.add_special_tokens is not False)
+        text, add_special = body.prompt or "", body.add_special_tokens is not False
+    async with enter_tokenizer(request_context):
+        ids = await prompt_encoder.encode(text, add_special)
 
     def encode_response() -> bytes:
         response = TokenizedObject(len(ids), session.client.facts.context_length, ids)

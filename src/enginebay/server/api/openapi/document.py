@@ -53,7 +53,8 @@ STATUS_MEANINGS = {
     408: "The request did not arrive in time.",
     413: "The body is too large.",
     415: "The content encoding of the body is not supported.",
-    429: "The key reached its rate limit.",
+    422: "The request killed two workers while nothing else ran, so it is refused.",
+    429: "The key reached its rate limit, or has too many large requests in memory.",
     431: "The headers are too large.",
     500: "The server or the engine failed on this request.",
     502: "The remote server of the model does not respond.",
@@ -140,11 +141,11 @@ def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
     if operation.names_model:
         statuses |= {404}
     if operation.body:
-        statuses |= {415, 503}
+        statuses |= {415, 429, 503}
     if route.scope == "admin":
         statuses |= {503}
-    if route.rate_limited:
-        statuses |= {429}
+    if operation.generates or operation.body == "EmbeddingBody":
+        statuses |= {422}
     if operation.generates:
         statuses |= {502, 504}
     return sorted(statuses - set(operation.extra_responses))
