@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import json
+import select
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import pytest
 from enginebay.server.auth.api_keys import create_key
 from tests.contract.engine_profiles import PROFILES
 from tests.hostile.hostile_case import COMPLETIONS, TEXT_MODEL
-from tests.hostile.hostile_site import build_headers, nest_settings
-from tests.integration.server.bay_process import run_server
+from tests.hostile.hostile_site import LOAD_S, build_headers
+from tests.integration.server.bay_process import BayProcess, run_server
+from tests.integration.server.raw_http import build_request, connect, wait_until
 
 SLOTS = 4
-LONG, WAITING = 200, 2100
+LONG, MANY = 200, 2100
 ENGINES = ("fake", "llamacpp")
 SETTINGS: dict[str, dict[str, Any]] = {
     "fake": {"step_s": 0.01, "max_batch": SLOTS},
@@ -28,89 +30,74 @@ SETTINGS: dict[str, dict[str, Any]] = {
 LONG_TOKENS = {"fake": 200, "llamacpp": 40}
 
 
-class BusyKey:
-    """Key A: many long requests at once, and how they ended."""
+class SharedModel:
+    """A model with four slots, and two keys to it."""
 
-    def __init__(self, url: str, key: str, prompt: str, tokens: int) -> None:
-        self._url, self._headers = url, build_headers(key)
-        self._body = {"model": TEXT_MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-        self.statuses: list[int] = []
+    def __init__(self, engine: str, server: BayProcess, keys: dict[str, str]) -> None:
+        self.server, self._keys = server, keys
+        self._profile, self._tokens = PROFILES[engine], LONG_TOKENS[engine]
 
-    async def ask(self, client: httpx.AsyncClient) -> None:
-        response = await client.post(self._url + COMPLETIONS, json=self._body, headers=self._headers)
-        self.statuses.append(response.status_code)
+    def send_long(self, stack: ExitStack, count: int) -> list[socket.socket]:
+        """Key A: this many long requests, whose answers nobody reads."""
+        body = {"model": TEXT_MODEL, "prompt": self._profile.long, "max_tokens": self._tokens, "ignore_eos": True}
+        data = build_request("POST", COMPLETIONS, json.dumps(body).encode(), build_headers(self._keys["a"]))
+        sockets = []
+        for _ in range(count):
+            sockets.append(stack.enter_context(connect(self.server.port, LOAD_S)))
+            sockets[-1].sendall(data)
+        return sockets
 
-    @asynccontextmanager
-    async def run(self, count: int) -> AsyncIterator[None]:
-        """Have this many requests under way."""
-        limits = httpx.Limits(max_connections=count)
-        async with httpx.AsyncClient(timeout=300, limits=limits) as client:
-            tasks = [asyncio.create_task(self.ask(client)) for _ in range(count)]
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+    def ask_shortly(self) -> int:
+        """Key B: the status of one short request."""
+        body = {"model": TEXT_MODEL, "prompt": self._profile.certain, "max_tokens": 1, "temperature": 0}
+        url, headers = self.server.url + COMPLETIONS, build_headers(self._keys["b"])
+        return httpx.post(url, json=body, headers=headers, timeout=LOAD_S).status_code
 
-
-async def ask_shortly(url: str, key: str, prompt: str) -> httpx.Response:
-    body = {"model": TEXT_MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-    async with httpx.AsyncClient(timeout=120) as client:
-        return await client.post(url + COMPLETIONS, json=body, headers=build_headers(key))
+    def count_held(self) -> float:
+        """The requests that run or wait."""
+        names = ("enginebay_requests_running{", "enginebay_requests_waiting{")
+        text = httpx.get(f"{self.server.url}/metrics", headers=build_headers(self._keys["b"]), timeout=LOAD_S).text
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(names))
 
 
-async def read_gauge(url: str, key: str, name: str) -> float:
-    async with httpx.AsyncClient(timeout=60) as client:
-        text = (await client.get(url + "/metrics", headers=build_headers(key))).text
-    return sum(
-        float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))
-    )
-
-
-async def wait_until_held(url: str, key: str, count: int) -> None:
-    """Until the server holds this many requests, running or waiting."""
-    deadline = time.monotonic() + 60
-    names = ("enginebay_requests_running", "enginebay_requests_waiting")
-    while sum([await read_gauge(url, key, name) for name in names]) < count:
-        assert time.monotonic() < deadline, "the requests did not arrive"
-        await asyncio.sleep(0.05)
+def count_answered(sockets: Sequence[socket.socket]) -> int:
+    poll = select.poll()
+    for sock in sockets:
+        poll.register(sock, select.POLLIN)
+    return len(poll.poll(0))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_a_short_request_waits_at_most_for_one_slot(engine: str, tmp_path: Path) -> None:
+def test_a_short_request_waits_at_most_for_one_slot(engine: str, tmp_path: Path) -> None:
     """With 200 long ones of another key before it, no more of them end first than the model runs at once."""
-    async with _open(engine, tmp_path) as (url, busy, keys, prompt), busy.run(LONG):
-        await wait_until_held(url, keys["b"], LONG - SLOTS)
-        before = len(busy.statuses)
+    with _serve(engine, tmp_path) as model, ExitStack() as stack:
+        sockets = model.send_long(stack, LONG)
+        wait_until(lambda: model.count_held() + count_answered(sockets) >= LONG, 60, "200 requests")
         for _ in range(3):
-            assert (await ask_shortly(url, keys["b"], prompt)).status_code == 200
-        ended = len(busy.statuses) - before
-        assert ended <= 3 * (SLOTS + 1), f"{ended} of the other key's requests ended first"
-        assert set(busy.statuses) <= {200}
+            before = count_answered(sockets)
+            assert model.ask_shortly() == 200
+            ended = count_answered(sockets) - before
+            assert ended <= 2 * SLOTS, f"{ended} of the other key's requests ended first"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_a_full_queue_is_full_for_one_key_only(engine: str, tmp_path: Path) -> None:
-    """With 2,100 requests of another key, some of them refused, a short one is admitted."""
-    async with _open(engine, tmp_path) as (url, busy, keys, prompt), busy.run(WAITING):
-        await wait_until_held(url, keys["b"], 900)
-        deadline = time.monotonic() + 60
-        while not busy.statuses or (min(busy.statuses) == 200 and max(busy.statuses) == 200):
-            assert time.monotonic() < deadline, "none was refused"
-            await asyncio.sleep(0.05)
-        answer = await ask_shortly(url, keys["b"], prompt)
-        assert answer.status_code == 200, answer.text
+def test_a_full_queue_is_full_for_one_key_only(engine: str, tmp_path: Path) -> None:
+    """With 2,100 requests of another key, half of them refused, a short one is admitted."""
+    with _serve(engine, tmp_path) as model, ExitStack() as stack:
+        sockets = model.send_long(stack, MANY)
+        wait_until(lambda: count_answered(sockets) > MANY // 3, 120, "a full queue")
+        assert [model.ask_shortly() for _ in range(3)] == [200] * 3
 
 
-@asynccontextmanager
-async def _open(engine: str, folder: Path) -> AsyncIterator[tuple[str, BusyKey, dict[str, str], str]]:
-    profile, file = PROFILES[engine], folder / "keys.yaml"
+@contextmanager
+def _serve(engine: str, folder: Path) -> Iterator[SharedModel]:
+    file = folder / "keys.yaml"
     keys = {name: create_key(file, name)[0] for name in ("a", "b")}
-    model: dict[str, Any] = {"engine": engine, engine: nest_settings(SETTINGS[engine])}
+    model: dict[str, Any] = {"engine": engine, engine: SETTINGS[engine]}
     if engine != "fake":
-        model["source"] = profile.model
+        model["source"] = PROFILES[engine].model
     config: dict[str, object] = {"models": {TEXT_MODEL: model}, "server": {"log_level": "error", "drain_s": 1}}
     with run_server(config=config, options=["--keys-file", str(file)]) as server:
-        assert (await ask_shortly(server.url, keys["b"], profile.certain)).status_code == 200
-        yield server.url, BusyKey(server.url, keys["a"], profile.long, LONG_TOKENS[engine]), keys, profile.certain
+        shared = SharedModel(engine, server, keys)
+        assert shared.ask_shortly() == 200
+        yield shared
