@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from enginebay.constraints import regex_syntax as syntax
+from enginebay.constraints.char_ranges import find_char_ranges, is_matchable
 from enginebay.constraints.regex_analysis import (
     COUNT_CAP,
     EMPTY,
@@ -45,6 +46,24 @@ class ConstraintLimits(Protocol):
 
     @property
     def choices(self) -> int: ...
+
+    @property
+    def choice_bytes(self) -> int: ...
+
+    @property
+    def grammar_bytes(self) -> int: ...
+
+    @property
+    def grammar_depth(self) -> int: ...
+
+    @property
+    def grammar_rules(self) -> int: ...
+
+    @property
+    def grammar_symbols(self) -> int: ...
+
+    @property
+    def grammar_stacks(self) -> int: ...
 
     @property
     def schema_depth(self) -> int: ...
@@ -97,6 +116,7 @@ class _RegexLimits:
             raise node.to_error(self.param)
         if isinstance(node, syntax.Anchor):
             return EMPTY, None
+        self.check_matchable(node)
         mask = _make_mask(node)
         return match_char(mask), (mask,)
 
@@ -130,6 +150,17 @@ class _RegexLimits:
         is_short = low == high and masks is not None and low * len(masks) <= _MAX_EXPANDED_CHARS
         repeated = masks * low if is_short and masks is not None else None
         return repeat_bounded(part, low, high) if high else EMPTY, repeated
+
+    def check_matchable(self, node: syntax.Char | syntax.Shorthand | syntax.CharClass) -> None:
+        if isinstance(node, syntax.Char) and "\0" < node.char < "\ud800":  # most of them
+            return
+        if isinstance(node, syntax.Char) and node.char == "\0":
+            raise InvalidRequest("the regex has a NUL character", "remove it", param=self.param)
+        ranges = find_char_ranges(node)
+        if ranges is not None and not is_matchable(ranges):
+            raise InvalidRequest(
+                "the regex has a class that matches no character", "correct or remove it", param=self.param
+            )
 
     def check_unbounded_repeat(self, part: RegexPart, position: int) -> None:
         if part.nullable:

@@ -29,7 +29,8 @@ from tests.unit.server.http.memory_client import MemoryClient, build_post, wait
 
 TIGHT = ServerLimits(
     n=2, stop=1, stop_chars=3, logit_bias=1, max_tokens=5, messages=1, tools=0, prompts=1, inputs=1, grammar_bytes=64,
-    choices=1, regex_chars=4, regex_states=10, schema_depth=3, schema_nodes=8, schema_bytes=64,
+    choices=1, choice_bytes=64, regex_chars=4, regex_states=10, schema_depth=3, schema_nodes=8, schema_bytes=64,
+    grammar_depth=1, grammar_rules=1, grammar_symbols=4, grammar_stacks=2,
 )  # fmt: skip
 SERVED: Any = SimpleNamespace(limits=TIGHT)
 HI = {"role": "user", "content": "hi"}
@@ -69,6 +70,11 @@ OVER: list[tuple[str, Callable[[], object]]] = [
     ("prompts", lambda: parse_prompts(["a", "b"], "prompts", SERVED, "prompt")),
     ("inputs", lambda: parse_prompts(["a", "b"], "inputs", SERVED, "input")),
     ("grammar_bytes", _constraint(guided_grammar="x" * 65)),
+    ("grammar_depth", _constraint(guided_grammar='root ::= (("a"))')),
+    ("grammar_rules", _constraint(guided_grammar='root ::= "a"\nb ::= "b"')),
+    ("grammar_symbols", _constraint(guided_grammar='root ::= "a"{5}')),
+    ("grammar_stacks", _constraint(guided_grammar='root ::= "a" root | "b" | "c"')),
+    ("choice_bytes", _constraint(guided_choice=["a" * 65])),
     ("choices", _constraint(guided_choice=["a", "b"])),
     ("choices", _schema(enum=[1, 2])),
     ("regex_chars", lambda: check_regex("abcde", TIGHT, "guided_regex")),

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from enginebay.config.entries.value_coercion import InvalidValue, split_list
 from enginebay.config.sections.declared_section import DeclaredSection, config_field
 
+GUIDED_KINDS = ("json", "regex", "grammar", "choice")
+
 
 def _limit_field(default: Any, minimum: float, help: str, maximum: float | None = None) -> Any:
     return config_field(default, help, minimum=minimum, maximum=maximum)
@@ -60,7 +62,16 @@ class ServerLimits:
         20_000, 1, "maximum automaton states of a regex, with repeats expanded; also bounds counts in a schema"
     )
     grammar_bytes: int = _limit_field(64 << 10, 64, "maximum size of a grammar")
+    # Other libraries parse groups recursively, so the depth has a hard maximum.
+    grammar_depth: int = _limit_field(32, 1, "maximum nesting of groups in a grammar", maximum=200)
+    grammar_rules: int = _limit_field(1024, 1, "maximum rules in a grammar")
+    grammar_symbols: int = _limit_field(20_000, 1, "maximum symbols in a grammar, with repeats expanded")
+    grammar_stacks: int = _limit_field(64, 1, "maximum ways in which a recursive grammar may go on from a short text")
     choices: int = _limit_field(1024, 1, "maximum texts in guided_choice, and values per enum in a JSON schema")
+    choice_bytes: int = _limit_field(64 << 10, 64, "maximum size of all texts in guided_choice")
+    guided: tuple[str, ...] = config_field(
+        GUIDED_KINDS, "kinds of constraints that clients may send: json, regex, grammar, choice, or none"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,16 @@ def convert_server_value(name: str, value: Any) -> Any:
         raise InvalidValue(f"expected {'an address' if name == 'host' else 'a file path'}, got an empty value")
     if name == "cors_origins" and value is not None:
         return tuple(_parse_cors_origin(item) for item in split_list(value))
+    if name == "limits.guided" and value is not None:
+        kinds = split_list(value)
+        return () if kinds == ("none",) else tuple(_parse_guided_kind(kind) for kind in kinds)
     return value
+
+
+def _parse_guided_kind(kind: Any) -> str:
+    if kind not in GUIDED_KINDS:
+        raise InvalidValue(f"expected none, or some of {', '.join(GUIDED_KINDS)}; got {str(kind)[:60]!r}")
+    return str(kind)
 
 
 def _parse_cors_origin(item: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from enginebay.contract import FinishReason, Sampling, TokenLogprobs
 from enginebay.text.tokenization.detokenizer import StopScanner
@@ -13,11 +13,20 @@ FindUnreported = Callable[[str, int, int], list[int]]
 OutputPiece = tuple[str, list[int], Sequence[TokenLogprobs]]
 
 
+class ConstraintFollower(Protocol):
+    def consume(self, text: str, tokens: Sequence[int]) -> bool: ...
+
+    def is_accepting(self) -> bool: ...
+
+    def is_complete(self) -> bool: ...
+
+
 class ChoiceOutput:
     """Collects the library's chunks for one choice. `finish_reason` is set once the output is complete."""
 
     __slots__ = (
         "_attempt_tokens",
+        "_constraint",
         "_find_unreported",
         "_stop_ids",
         "_stop_scanner",
@@ -34,7 +43,9 @@ class ChoiceOutput:
     def __init__(self, choice: int, sampling: Sampling, limit: int, find_unreported: FindUnreported) -> None:
         self.choice = choice
         self.limit = limit
-        self.min_tokens = min(sampling.min_tokens or 0, limit)
+        # A constraint decides where the output ends.
+        self.min_tokens = 0 if sampling.guided is not None else min(sampling.min_tokens or 0, limit)
+        self._constraint: ConstraintFollower | None = None
         self.ids: list[int] = []
         self.count = 0
         self.finish_reason: FinishReason | None = None
@@ -49,6 +60,24 @@ class ChoiceOutput:
     def attempt_limit(self) -> int:
         """Token count at which the current attempt ends: min_tokens first, since end tokens are banned until then."""
         return self.min_tokens if self.count < self.min_tokens else self.limit
+
+    def follow(self, constraint: ConstraintFollower) -> None:
+        """Follow the output with its constraint, which the library may give up."""
+        self._constraint = constraint
+
+    def end_if_complete(self) -> bool:
+        """Finish the output if its constraint allows nothing more."""
+        if self._constraint is None or not self._constraint.is_complete():
+            return False
+        self._finish(FinishReason.STOP, None)
+        return True
+
+    def allows(self, text: str, tokens: Sequence[int]) -> bool:
+        """Return whether the constraint allows this text to follow."""
+        return self._constraint is None or not text or self._constraint.consume(text, tokens)
+
+    def may_end(self) -> bool:
+        return self._constraint is None or self._constraint.is_accepting()
 
     def begin_attempt(self) -> None:
         self._attempt_tokens = 0

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from enginebay.contract import Sink
+from enginebay.contract import Guided, Sink
 from enginebay.engines.llamacpp.call_queue import LibraryCall
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
 from enginebay.engines.llamacpp.library import LlamaServer
+from enginebay.engines.llamacpp.llguidance_matcher import DROPPED, ConstraintError, LlguidanceLibrary
 from enginebay.engines.llamacpp.request_body import CompletionAttempt
 from enginebay.engines.llamacpp.stderr_tail import StderrTail, find_schema_error, truncate_reason
 from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, InvalidRequest
@@ -20,25 +21,31 @@ _SCHEMA_CACHE_SIZE = 256  # checking a schema costs one step of the model
 _ATTEMPT_SEED_OFFSET = 1_000_003
 _BAD_REQUEST = 400
 _PROBE_TEXT = "@"  # no JSON text starts with it
+_CONSTRAINTS = {"json": "JSON schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
 
 
 class LlamaDriver:
-    """Runs calls. Holds what they share: the library, the sink, and a cache of checked JSON schemas."""
+    """Runs calls. Holds what they share: the library, the sink, and what is known of constraints."""
 
-    def __init__(self, library: LlamaServer, sink: Sink, prompt_cache: bool) -> None:
+    def __init__(
+        self, library: LlamaServer, sink: Sink, prompt_cache: bool, llguidance: LlguidanceLibrary | None = None
+    ) -> None:
         self._library = library
         self._sink = sink
         self._prompt_cache = prompt_cache
+        self._llguidance = llguidance
         self._find_schema_error = lru_cache(_SCHEMA_CACHE_SIZE)(self._try_schema)
 
     def run(self, call: LibraryCall) -> None:
         """Block until every choice of the call has finished. Raises an `EnginebayError` on failure."""
-        if call.request.body_builder.schema is not None:
-            self._check_schema(call.request.body_builder.schema, call.request.body_builder.lora)
+        self._start_constraint(call)
         self._attempt(call, call.outputs, tries=0)
         for output in call.outputs:
             tries = 0
             while output.finish_reason is None and not call.request.cancelled:
+                if call.request.body_builder.guided is not None:  # another attempt would start the constraint anew
+                    self._send_output(call, output, output.give_up(), ())
+                    break
                 tries += 1
                 before = output.count
                 self._attempt(call, [output], tries)
@@ -73,6 +80,21 @@ class LlamaDriver:
             self._sink.finish(call.request.number, output.finish_reason, output.choice, output.stop_reason)
         self._sink.flush()
 
+    def _start_constraint(self, call: LibraryCall) -> None:
+        """Refuse a constraint that the library does not take, and follow each output within it."""
+        body_builder = call.request.body_builder
+        if body_builder.constraint is None or body_builder.guided is None:
+            return
+        if self._llguidance is None:
+            if body_builder.schema is not None:
+                self._check_schema(body_builder.schema, body_builder.lora)
+            return
+        try:
+            for output in call.outputs:
+                output.follow(self._llguidance.start(body_builder.constraint))
+        except ConstraintError as problem:
+            raise make_constraint_error(body_builder.guided, problem) from None
+
     def _check_schema(self, schema: Mapping[str, Any], lora: Mapping[str, Any]) -> None:
         """Reject a schema that the library does not enforce: it would silently generate without a constraint.
 
@@ -105,12 +127,13 @@ class LlamaDriver:
 class _ChunkHandler:
     """Callback of one attempt. Runs once per token, so it is cheap; it never raises."""
 
-    __slots__ = ("_call", "_ends_at_limit", "_open_choices", "_outputs", "_request", "_sink", "error")
+    __slots__ = ("_call", "_ends_at_limit", "_guided", "_open_choices", "_outputs", "_request", "_sink", "error")
 
     def __init__(self, sink: Sink, call: LibraryCall, outputs: Sequence[ChoiceOutput], ends_at_limit: bool) -> None:
         self._sink = sink
         self._call = call
         self._request = call.request
+        self._guided = call.request.body_builder.guided
         self._outputs = outputs
         self._ends_at_limit = ends_at_limit
         self._open_choices = len(outputs)
@@ -143,6 +166,8 @@ class _ChunkHandler:
         if choice["finish_reason"] is None:
             self._send_token(output, choice, details)
         else:
+            if details["stop_type"] == "eos" and not output.may_end():
+                raise make_constraint_error(self._guided, DROPPED)
             text = output.end_attempt(details["stop_type"], details["truncated"])
             if text:
                 self._sink.token(self._request.number, text, (), output.choice)
@@ -153,6 +178,8 @@ class _ChunkHandler:
         return self._open_choices == 0 or (self._ends_at_limit and output.count >= output.limit)
 
     def _send_token(self, output: ChoiceOutput, choice: dict[str, Any], details: dict[str, Any]) -> None:
+        if output.end_if_complete():
+            return
         logprobs_field = choice["logprobs"]
         text, ids, logprobs = output.add_chunk(
             details["content"],
@@ -160,7 +187,21 @@ class _ChunkHandler:
             details["tokens_predicted"],
             logprobs_field["content"] if logprobs_field else (),
         )
+        if not output.allows(details["content"], ids):
+            raise make_constraint_error(self._guided, DROPPED)
         self._sink.token(self._request.number, text, ids, output.choice, logprobs)
+
+
+def make_constraint_error(guided: Guided | None, problem: ConstraintError) -> InvalidRequest:
+    """Return the error for a constraint that llguidance does not take, or cannot follow."""
+    kind = next((kind for kind in _CONSTRAINTS if getattr(guided, kind, None) is not None), "json")
+    if problem.is_too_complex:
+        message = f"the {_CONSTRAINTS[kind]} is too complex for llama.cpp"
+        hint = "use fewer optional parts, fewer alternatives and smaller counts"
+    else:
+        message = f"llama.cpp does not support this {_CONSTRAINTS[kind]}: {truncate_reason(problem.reason)}"
+        hint = "change or remove the part it names"
+    return InvalidRequest(message, hint, param=f"guided_{kind}")
 
 
 def make_schema_error(problem: str) -> InvalidRequest:

@@ -14,6 +14,7 @@ from enginebay.engines.llamacpp.call_queue import ActiveRequest, CallQueue, Libr
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
 from enginebay.engines.llamacpp.completion_driver import LlamaDriver, make_context_overflow, to_error
 from enginebay.engines.llamacpp.library import LlamaServer, detect_host, import_library, read_gguf_model
+from enginebay.engines.llamacpp.llguidance_matcher import load_llguidance
 from enginebay.engines.llamacpp.load_plan import plan_load
 from enginebay.engines.llamacpp.request_body import LlamaBodyBuilder
 from enginebay.engines.llamacpp.token_pieces import TokenPieces
@@ -34,6 +35,7 @@ class LlamaCppEngine:
         self._plan = plan_load(load, file, detect_host(library))
         self._server = LlamaServer(library, self._path, self._plan, load.loras)
         self._versions = _list_versions(library)
+        self._llguidance = load_llguidance(library, file, lambda token: self._token_pieces.get_piece(token))
         self._adapter_ids = {name: index for index, name in enumerate(load.loras)}
         self._queue = CallQueue(self._plan.max_batch, self._plan.cache_tokens)
         self._active: dict[int, ActiveRequest] = {}
@@ -59,7 +61,8 @@ class LlamaCppEngine:
 
     def start(self, sink: Sink) -> None:
         self._sink = sink
-        self._driver = LlamaDriver(self._server, sink, bool(self._load.settings.get("prompt_cache", True)))
+        prompt_cache = bool(self._load.settings.get("prompt_cache", True))
+        self._driver = LlamaDriver(self._server, sink, prompt_cache, self._llguidance)
 
     def facts(self) -> Facts:
         return Facts(

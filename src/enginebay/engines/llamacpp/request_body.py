@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from enginebay.contract import GenerateRequest, Guided, Sampling
-from enginebay.engines.llamacpp.gbnf import choice_to_gbnf, regex_to_gbnf
-from enginebay.engines.llamacpp.llguidance_schema import to_llguidance_schema
+from enginebay.engines.llamacpp.llguidance_grammar import (
+    to_llguidance_schema,
+    write_choices,
+    write_grammar,
+    write_regex,
+    write_schema,
+)
 from enginebay.errors import InvalidRequest, Unsupported
 
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a random seed for this value
-_LLGUIDANCE_PREFIX = "%llguidance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class LlamaBodyBuilder:
         self._stop_ids = sampling.stop_token_ids
         self._bias = _build_logit_bias(sampling, self._prompt)
         self.schema = parse_json_schema(sampling.guided)
+        self.constraint = write_constraint(sampling.guided, self.schema)
+        self.guided = sampling.guided
         self.lora = {"lora": build_lora_scales(request.lora, loras)} if loras or request.lora else {}
         self._common = {
             "stream": True,
@@ -49,7 +55,7 @@ class LlamaBodyBuilder:
             "return_progress": True,  # one chunk per prefill step, so that a cancel takes effect
             "sse_ping_interval": -1,
             **_build_samplers(sampling, context_length),
-            **_build_guided(sampling.guided, self.schema),
+            **_build_grammar(sampling.guided, self.constraint),
             **({} if sampling.logprobs is None else {"n_probs": max(sampling.logprobs, 1)}),
             **self.lora,
         }
@@ -103,20 +109,24 @@ def parse_json_schema(guided: Guided | None) -> dict[str, Any] | None:
         raise InvalidRequest("the JSON schema is nested too deeply", param="guided_json") from None
 
 
-def _build_guided(guided: Guided | None, schema: dict[str, Any] | None) -> dict[str, Any]:
+def write_constraint(guided: Guided | None, schema: Mapping[str, Any] | None) -> str | None:
+    """Return the constraint as a grammar of llguidance; None if there is none, or only GBNF can express it."""
+    if guided is None:
+        return None
+    if schema is not None:
+        return write_schema(schema)
+    if guided.regex is not None:
+        return write_regex(guided.regex)
+    return write_grammar(guided.grammar or "") if guided.choice is None else write_choices(guided.choice)
+
+
+def _build_grammar(guided: Guided | None, constraint: str | None) -> dict[str, Any]:
     if guided is None:
         return {}
-    if schema is not None:
-        return {"json_schema": schema}
-    if guided.regex is not None:
-        return {"grammar": regex_to_gbnf(guided.regex)}
-    if guided.choice is not None:
-        return {"grammar": choice_to_gbnf(guided.choice)}
-    grammar = guided.grammar or ""
-    if grammar.lstrip().startswith(_LLGUIDANCE_PREFIX):
+    if constraint is None and (guided.grammar or "").lstrip().startswith("%"):
         # The library silently drops the constraint if such a grammar has an error.
         raise Unsupported("llamacpp only supports GBNF grammars", "rewrite the grammar in GBNF", param="guided_grammar")
-    return {"grammar": grammar}
+    return {"grammar": guided.grammar if constraint is None else constraint}
 
 
 def _build_samplers(sampling: Sampling, context_length: int) -> dict[str, Any]:

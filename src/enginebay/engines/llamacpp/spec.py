@@ -33,9 +33,9 @@ REQUEST = {
     "logprobs": honours("of the model's raw distribution; none for a token that ends inside a character"),
     "logit_bias": honours(),
     "guided_json": honours("drops unknown formats"),
-    "guided_regex": translates("a GBNF grammar"),
+    "guided_regex": honours("but Unicode properties and word boundaries"),
     "guided_grammar": honours(),
-    "guided_choice": translates("a GBNF grammar"),
+    "guided_choice": honours(),
     "lora": honours("adapters in GGUF format"),
     "embeddings": honours("with task: embed"),
 }

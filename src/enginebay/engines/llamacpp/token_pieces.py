@@ -35,6 +35,9 @@ class TokenPieces:
     def __len__(self) -> int:
         return len(self._pieces)
 
+    def get_piece(self, token_id: int) -> bytes:
+        return self._pieces[token_id] if token_id < len(self._pieces) else b""
+
     def find_token(self, text: str) -> int | None:
         """Return the token with exactly this text."""
         return self._ids.get(text.encode())
@@ -42,7 +45,7 @@ class TokenPieces:
     def find_unreported(self, text: str, last_id: int, missing: int) -> list[int]:
         """Return the ids of the `missing` tokens before `last_id` that with it form `text`; empty if not found."""
         data = text.encode()
-        last = self._pieces[last_id] if last_id < len(self._pieces) else b""
+        last = self.get_piece(last_id)
         if last and data.endswith(last):
             data = data[: -len(last)]
         return next(_iter_segmentations(data, missing, self._ids), [])

@@ -21,6 +21,7 @@ import torch
 import transformers
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
+from enginebay.engines.compile_trial import needs_trial
 from enginebay.engines.transformers import runtime_info
 from enginebay.engines.transformers.adapters import PeftAdapters
 from enginebay.engines.transformers.continuous.continuous_batcher import ContinuousBatcher
@@ -62,6 +63,8 @@ class TransformersEngine:
         self._next_sequence_id = itertools.count()
         self._seed_source = random.Random(self._options.seed)
         self._compile_pool = ThreadPoolExecutor(1, thread_name_prefix="guided")
+        self._trial_pool = ThreadPoolExecutor(1, thread_name_prefix="guided-trial")  # large ones: nobody waits for them
+        self._compiler_lock = threading.Lock()
         self._guided_compiler: GuidedCompiler | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -143,7 +146,8 @@ class TransformersEngine:
         if request.sampling.guided is None:
             self._inbox.put(self._build_sequences(number, request, seed, None))
         else:
-            self._compile_pool.submit(self._submit_guided, number, request, seed)
+            pool = self._trial_pool if needs_trial(request.sampling.guided) else self._compile_pool
+            pool.submit(self._submit_guided, number, request, seed)
 
     def cancel(self, number: int) -> None:
         if self._output is not None:
@@ -204,6 +208,9 @@ class TransformersEngine:
     def close(self) -> None:
         self._closing = True
         self._compile_pool.shutdown(wait=False, cancel_futures=True)
+        self._trial_pool.shutdown(wait=False, cancel_futures=True)
+        if self._guided_compiler is not None:
+            self._guided_compiler.close()
         self._inbox.put(None)
         if self._thread is not None:
             self._thread.join(timeout=30)
@@ -266,20 +273,24 @@ class TransformersEngine:
             raise EngineFailed(f"{self._load.model} could not {action_label}: {summarize_error(error)}") from error
 
     def _submit_guided(self, number: int, request: GenerateRequest, seed: int) -> None:
-        """Compile a constraint and queue its request. Runs in the compile thread: a large schema must not delay other requests."""
+        """Compile a constraint and queue its request. Runs in a compile thread: a large schema must not delay other requests."""
         assert request.sampling.guided is not None and self._output is not None
-        loaded = self._components.loaded_model
         try:
-            if self._guided_compiler is None:
-                self._guided_compiler = GuidedCompiler(
-                    loaded.hf_tokenizer, loaded.vocab_size, sorted(loaded.eos_token_ids)
-                )
-            constraint = self._guided_compiler.compile(request.sampling.guided)
+            constraint = self._get_compiler().compile(request.sampling.guided)
             self._inbox.put(self._build_sequences(number, request, seed, constraint))
         except RequestError as error:
             self._output.fail(number, error)
         except Exception as error:
             self._output.fail(number, EngineFailed(f"the guided constraint could not be compiled: {error}"))
+
+    def _get_compiler(self) -> GuidedCompiler:
+        loaded = self._components.loaded_model
+        with self._compiler_lock:
+            if self._guided_compiler is None:
+                self._guided_compiler = GuidedCompiler(
+                    loaded.hf_tokenizer, loaded.vocab_size, sorted(loaded.eos_token_ids)
+                )
+            return self._guided_compiler
 
     def _build_sequences(
         self, number: int, request: GenerateRequest, seed: int, constraint: GrammarConstraint | None

@@ -14,7 +14,8 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
+from enginebay.contract import Embedding, Facts, GenerateRequest, Guided, Load, Probe, Sink, Stats
+from enginebay.engines.compile_trial import needs_trial
 from enginebay.engines.vllm import async_llm, engine_process, library, model_checks
 from enginebay.engines.vllm.adapters import VllmAdapters
 from enginebay.engines.vllm.async_llm import GenerateDriver
@@ -32,7 +33,12 @@ from enginebay.engines.vllm.patches.load_log import LoadLog
 from enginebay.engines.vllm.patches.scheduler_stats import SchedulerStatsReader
 from enginebay.engines.vllm.patches.step_outputs import StepDriver
 from enginebay.engines.vllm.request_stream import RequestStream
-from enginebay.engines.vllm.sampling import apply_default_sampling, build_params
+from enginebay.engines.vllm.sampling import (
+    apply_default_sampling,
+    build_params,
+    create_compile_trial,
+    write_trial_source,
+)
 from enginebay.engines.vllm.sleep import Sleeper, list_sleep_levels
 from enginebay.errors import (
     ContextOverflow,
@@ -87,6 +93,8 @@ class VllmEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._prepare_pool = ThreadPoolExecutor(1, thread_name_prefix="vllm-prepare")  # compiles grammars
+        self._trial_pool = ThreadPoolExecutor(1, thread_name_prefix="guided-trial")  # large ones: nobody waits for them
+        self._trial = create_compile_trial(self._llm)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True)
         self._thread.start()  # not earlier: a second thread would prevent the fork
@@ -150,7 +158,7 @@ class VllmEngine:
         lora = self._adapters.find(request.lora)
         stream = RequestStream(number, self._sink, self._active, self._fail_request, sampling.logprobs, lora)
         self._active[number] = stream
-        self._run_in_loop(self._start_request(stream, prompt, params, lora))
+        self._run_in_loop(self._start_request(stream, prompt, params, lora, sampling.guided))
 
     def cancel(self, number: int) -> None:
         stream = self._active.pop(number, None)
@@ -202,6 +210,8 @@ class VllmEngine:
         self._closing = True
         self._active.clear()
         self._prepare_pool.shutdown(wait=False, cancel_futures=True)
+        self._trial_pool.shutdown(wait=False, cancel_futures=True)
+        self._trial.close()
         # Otherwise it reports the end of its engine process as a failure.
         self._loop.call_soon_threadsafe(output_handler.cancel_output_handler, self._llm)
         self._llm.shutdown()
@@ -352,19 +362,26 @@ class VllmEngine:
             output_handler.watch_output_handler(self._llm, lambda _: self._end_worker())
         return driver
 
-    async def _start_request(self, stream: RequestStream, prompt: list[int], params: Any, lora: Any) -> None:
+    async def _start_request(
+        self, stream: RequestStream, prompt: list[int], params: Any, lora: Any, guided: Guided | None
+    ) -> None:
         from vllm.inputs import tokens_input
 
         try:
             arguments = (stream, tokens_input(prompt), params, lora)
-            if params.structured_outputs is None:
+            if guided is None:
                 request = self._driver.prepare(*arguments)
             else:
-                request = await self._loop.run_in_executor(self._prepare_pool, self._driver.prepare, *arguments)
+                pool = self._trial_pool if needs_trial(guided) else self._prepare_pool
+                request = await self._loop.run_in_executor(pool, self._prepare_guided, guided, arguments)
             if stream.number in self._active:
                 await self._driver.add(stream, request)
         except Exception as error:
             self._fail_request(stream.number, error)
+
+    def _prepare_guided(self, guided: Guided, arguments: tuple[RequestStream, Any, Any, Any]) -> Any:
+        self._trial.check(guided, *write_trial_source(guided))
+        return self._driver.prepare(*arguments)
 
     def _fail_request(self, number: int, error: BaseException) -> None:
         if self._active.pop(number, None) is None:

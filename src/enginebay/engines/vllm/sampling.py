@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from enginebay.contract import Guided, Sampling
+from enginebay.engines.compile_trial import CompileTrial
 
 _SEED_MODULUS = 2**63 - 1024  # vLLM reads -1 as "no seed" and adds the choice's index to a seed
 _MIN_TOP_P = 1e-6  # vLLM rejects 0, which means: only the most likely token
@@ -84,3 +86,24 @@ def build_params(sampling: Sampling, prompt_tokens: int, context: int, vocabular
     if sampling.guided is not None:
         arguments["structured_outputs"] = StructuredOutputsParams(**build_structured_outputs(sampling.guided))
     return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA, skip_clone=True)
+
+
+def create_compile_trial(llm: Any) -> CompileTrial:
+    """Return the trial that large constraints pass before vLLM's engine process compiles them."""
+
+    def describe_tokenizer() -> str:
+        import xgrammar
+
+        vocab_size = llm.vllm_config.model_config.get_vocab_size()
+        info = xgrammar.TokenizerInfo.from_huggingface(llm.get_tokenizer(), vocab_size=vocab_size)
+        return str(info.serialize_json())
+
+    return CompileTrial(describe_tokenizer)
+
+
+def write_trial_source(guided: Guided) -> tuple[str, str]:
+    """Return the kind and the text that vLLM has xgrammar compile."""
+    [(kind, value)] = build_structured_outputs(guided).items()
+    if kind == "choice":
+        return "grammar", "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value)
+    return kind, value

@@ -40,7 +40,7 @@ def test_every_key_has_help_and_a_default_of_its_own_type() -> None:
     assert len(SERVER_SECTION.settings) == len(fields(ServerConfig)) - 1 + len(fields(ServerLimits))
     for name, setting in SERVER_SECTION.settings.items():
         assert setting.help, name
-        if name.startswith("limits."):
+        if name.startswith("limits.") and name != "limits.guided":
             assert setting.minimum is not None, name
             assert setting.default is None or setting.default >= setting.minimum, name
             assert setting.type in ("int", "float"), name
@@ -154,3 +154,22 @@ def test_show_has_the_whole_block_and_it_loads_again(load: Any, specs: Any) -> N
     assert load(shown).server == config.server
     assert to_json(config)["origins"]["server.limits.stop"] == "default"
     Draft202012Validator(build_json_schema(specs)).validate(yaml.safe_load(shown))
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("{}", ("json", "regex", "grammar", "choice")),
+        ("{guided: [json, choice]}", ("json", "choice")),
+        ("{guided: 'json, regex'}", ("json", "regex")),
+        ("{guided: []}", ()),
+        ("{guided: none}", ()),
+    ],
+)
+def test_the_kinds_of_constraints_that_clients_may_send(load: Any, text: str, kinds: tuple[str, ...]) -> None:
+    assert load(f"server: {{limits: {text}}}").server.limits.guided == kinds
+
+
+def test_an_unknown_kind_of_constraint_is_refused(load: Any) -> None:
+    with pytest.raises(ConfigError, match=r"server\.limits\.guided: expected none, or some of json, regex"):
+        load("server: {limits: {guided: [gbnf]}}")

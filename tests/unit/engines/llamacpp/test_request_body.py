@@ -82,19 +82,26 @@ def test_logprobs_ask_for_at_least_one() -> None:
 
 
 def test_guided() -> None:
-    schema = _body(guided=Guided(json="{}"))["json_schema"]
+    schema = _schema_of(_body(guided=Guided(json="{}")))
     assert schema["type"] == "object" and schema["x-guidance"]["whitespace_flexible"] is False
     own = '{"x-guidance": {"whitespace_flexible": true}}'
-    assert _body(guided=Guided(json=own))["json_schema"] == json.loads(own)
-    assert _body(guided=Guided(choice=("a",)))["grammar"] == 'root ::= "a"\n'
-    assert _body(guided=Guided(regex="a+"))["grammar"] == 'root ::= "a"+\n'
-    assert _body(guided=Guided(grammar='root ::= "x"'))["grammar"] == 'root ::= "x"'
+    assert _schema_of(_body(guided=Guided(json=own))) == json.loads(own)
+    assert _body(guided=Guided(choice=("a",)))["grammar"] == "%llguidance {}\nstart: /(?:a)/\n"
+    assert _body(guided=Guided(regex="a+"))["grammar"] == "%llguidance {}\nstart: /(?:a+)/\n"
+    assert _body(guided=Guided(grammar='root ::= "x"'))["grammar"] == "%llguidance {}\nstart: /(?:(?:x))/\n"
+    recursive = 'root ::= "(" root? ")"'
+    assert _body(guided=Guided(grammar=recursive))["grammar"] == recursive
+
+
+def _schema_of(body: dict[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads(body["grammar"].removeprefix("%llguidance {}\nstart: %json "))
+    return schema
 
 
 def test_a_format_that_the_library_does_not_know_does_not_reach_it() -> None:
     schema = '{"type": "object", "properties": {"n": {"type": "string", "format": "%s"}}}'
-    assert _body(guided=Guided(json=schema % "uri"))["json_schema"]["properties"] == {"n": {"type": "string"}}
-    assert _body(guided=Guided(json=schema % "date"))["json_schema"]["properties"]["n"]["format"] == "date"
+    assert _schema_of(_body(guided=Guided(json=schema % "uri")))["properties"] == {"n": {"type": "string"}}
+    assert _schema_of(_body(guided=Guided(json=schema % "date")))["properties"]["n"]["format"] == "date"
 
 
 def test_a_schema_nested_too_deeply_is_refused() -> None:

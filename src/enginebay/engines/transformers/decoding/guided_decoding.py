@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from enginebay.contract import Guided
+from enginebay.engines.compile_trial import CompileTrial, get_kind
 from enginebay.errors import InvalidRequest
 
 _CPP_LOCATION = re.compile(r"^\S*\s*\S*\.(cc|h):\d+:\s*")
@@ -35,6 +36,11 @@ class GrammarConstraint:
         self._sync_matcher(output)
         return bool(self._matcher.is_terminated())
 
+    def accepts(self, output: Sequence[int]) -> bool:
+        """Return whether the output is within the constraint."""
+        self._sync_matcher(output)
+        return len(self._accepted) == len(output)
+
     def copy(self) -> GrammarConstraint:
         return GrammarConstraint(self._matcher.fork(), self._bitmask.clone(), self._base_bitmask)
 
@@ -61,29 +67,42 @@ class GuidedCompiler:
             tokenizer, vocab_size=vocab_size, stop_token_ids=list(stop_token_ids) or None
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=2)
+        self._trial = CompileTrial(info.serialize_json)
         self._printable_bitmask = _build_bitmask_without(find_control_tokens(info.decoded_vocab), vocab_size)
 
     def compile(self, guided: Guided) -> GrammarConstraint:
         import xgrammar
 
+        source = write_source(guided)
+        self._trial.check(guided, *source)
         try:
-            compiled = self._compile_grammar(guided)
+            compiled = self._compile_grammar(*source)
         except Exception as error:  # xgrammar raises RuntimeErrors that start with a C++ location
             reason = _CPP_LOCATION.sub("", str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
             raise InvalidRequest(
-                f"the guided constraint cannot be compiled: {reason}", param=_get_param_name(guided)
+                f"the guided constraint cannot be compiled: {reason}", param=f"guided_{get_kind(guided)}"
             ) from None
         base_bitmask = None if guided.json is None else self._printable_bitmask
         bitmask = xgrammar.allocate_token_bitmask(1, self._vocab_size)
         return GrammarConstraint(xgrammar.GrammarMatcher(compiled), bitmask, base_bitmask)
 
-    def _compile_grammar(self, guided: Guided) -> Any:
-        if guided.json is not None:
+    def close(self) -> None:
+        self._trial.close()
+
+    def _compile_grammar(self, kind: str, text: str) -> Any:
+        if kind == "json":
             # No free whitespace: a small model may otherwise emit blanks until max_tokens.
-            return self._compiler.compile_json_schema(normalize_json_schema(guided.json), any_whitespace=False)
-        if guided.regex is not None:
-            return self._compiler.compile_regex(guided.regex)
-        return self._compiler.compile_grammar(guided.grammar or build_choice_grammar(guided.choice or ()))
+            return self._compiler.compile_json_schema(text, any_whitespace=False)
+        return self._compiler.compile_regex(text) if kind == "regex" else self._compiler.compile_grammar(text)
+
+
+def write_source(guided: Guided) -> tuple[str, str]:
+    """Return the kind and the text that xgrammar compiles."""
+    if guided.json is not None:
+        return "json", normalize_json_schema(guided.json)
+    if guided.regex is not None:
+        return "regex", guided.regex
+    return "grammar", guided.grammar or build_choice_grammar(guided.choice or ())
 
 
 def normalize_json_schema(text: str) -> str:
@@ -113,9 +132,3 @@ def _build_bitmask_without(tokens: Sequence[int], vocab_size: int) -> Any:
     for word, bits in words.items():
         mask[0, word] = torch.tensor(~bits & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
     return mask
-
-
-def _get_param_name(guided: Guided) -> str:
-    return next(
-        f"guided_{name}" for name in ("json", "regex", "grammar", "choice") if getattr(guided, name) is not None
-    )

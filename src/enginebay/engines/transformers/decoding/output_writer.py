@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enginebay.contract import FinishReason, Sink
+from enginebay.engines.compile_trial import get_kind
 from enginebay.engines.transformers.decoding.sequence_state import SampledToken, SequenceState
-from enginebay.errors import EnginebayError
+from enginebay.errors import EnginebayError, InvalidRequest
 
 
 class OutputWriter:
@@ -39,7 +40,11 @@ class OutputWriter:
         self.emit_token(sequence, sampled)
 
     def emit_token(self, sequence: SequenceState, sampled: SampledToken) -> None:
-        """Emit the last appended token."""
+        """Emit the last appended token. Fail the request if no token could follow within its constraint."""
+        if sequence.has_left_constraint:
+            sequence.finish_reason = FinishReason.STOP
+            self.fail(sequence.number, _make_dead_end_error(sequence))
+            return
         self._sink.token(sequence.number, sequence.take_text(), (sampled.token,), sequence.choice, sampled.logprobs)
         if sequence.finish_reason is not None:
             self._finish_choice(sequence)
@@ -66,3 +71,12 @@ class OutputWriter:
             self._choices_left[sequence.number] = left
         else:
             self.close(sequence.number)
+
+
+def _make_dead_end_error(sequence: SequenceState) -> InvalidRequest:
+    assert sequence.sampling.guided is not None
+    return InvalidRequest(
+        "no token of the model can continue the output within its constraint",
+        "change the constraint",
+        param=f"guided_{get_kind(sequence.sampling.guided)}",
+    )

@@ -54,6 +54,7 @@ class SequenceState:
         self.siblings: list[SequenceState] = []  # choices of the same request that share this prompt
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
+        self.has_left_constraint = False  # the last token is outside the constraint: no token was inside
         self.max_output_tokens = compute_output_limit(request.sampling, len(self.prompt), context_length)
         self.min_tokens = request.sampling.min_tokens or 0
         eos = frozenset() if request.sampling.ignore_eos else eos_token_ids
@@ -84,6 +85,7 @@ class SequenceState:
     def append_token(self, token: int) -> None:
         """Append a token, and set `finish_reason` if it was the last."""
         self.output.append(token)
+        self.has_left_constraint = self.constraint is not None and not self.constraint.accepts(self.output)
         if token in self.end_token_ids and len(self.output) > self.min_tokens:
             self.finish_reason = FinishReason.STOP
             self.stop_reason = None if token in self._eos_token_ids else token

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from enginebay.config.sections.server_section import ServerLimits
+from enginebay.constraints.grammar_limits import check_grammar
 from enginebay.constraints.regex_limits import check_regex
 from enginebay.constraints.schema_limits import check_schema
 from enginebay.contract import Guided, Sampling
@@ -141,22 +142,37 @@ def read_constraint(body: GenerationFields, limits: ServerLimits) -> OutputConst
 def _build_guided(name: str, value: Any, param: str, limits: ServerLimits) -> Guided:
     if name == "json":
         return build_guided_json(value, param, limits)
+    _check_kind(name, limits, param)
     if name == "regex":
         check_regex(value, limits, param)
         return Guided(regex=value)
     if name == "grammar":
-        if "\0" in value:  # ends the string in an engine written in C
-            raise InvalidRequest(f"{param} has a NUL character", param=param)
-        if len(value.encode()) > limits.grammar_bytes:
-            raise make_limit_error(f"{param} has {len(value.encode())} bytes", limits, "grammar_bytes", param)
+        check_grammar(value, limits, param)
         return Guided(grammar=value)
-    if len(value) > limits.choices:
-        raise make_limit_error(f"{param} has {len(value)} choices", limits, "choices", param)
+    _check_choices(value, limits, param)
     return Guided(choice=tuple(value))
+
+
+def _check_kind(kind: str, limits: ServerLimits, param: str) -> None:
+    """Raise `Unsupported` if this server takes no constraints of this kind."""
+    if kind not in limits.guided:
+        taken = f"this server takes {', '.join(limits.guided)}" if limits.guided else "this server takes no constraints"
+        raise Unsupported(f"{param} is turned off", f"{taken}; set by server.limits.guided", param=param)
+
+
+def _check_choices(choices: list[str], limits: ServerLimits, param: str) -> None:
+    if len(choices) > limits.choices:
+        raise make_limit_error(f"{param} has {len(choices)} choices", limits, "choices", param)
+    size = sum(len(choice.encode()) for choice in choices)
+    if size > limits.choice_bytes:
+        raise make_limit_error(f"{param} has {size} bytes", limits, "choice_bytes", param)
+    if any("\0" in choice for choice in choices):
+        raise InvalidRequest(f"{param} has a NUL character", "remove it", param=param)
 
 
 def build_guided_json(schema: Any, param: str, limits: ServerLimits) -> Guided:
     """Check a JSON schema against the limits and return it as a constraint."""
+    _check_kind("json", limits, param)
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema)  # as strict as the body itself: no NaN, no lone surrogates

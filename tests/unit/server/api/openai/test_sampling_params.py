@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from enginebay.config.sections.server_section import ServerLimits
+from enginebay.config.sections.server_section import GUIDED_KINDS, ServerLimits
 from enginebay.contract import Guided, Sampling
-from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.openai.chat_completions import check_unsupported_fields
 from enginebay.server.api.openai.sampling_params import list_stream_notes, read_constraint, read_sampling
 from enginebay.server.api.openai.schemas import ChatBody
+from tests.hostile import corpus_guided
 
 LIMITS = ServerLimits()
 
@@ -173,3 +174,29 @@ def test_a_near_miss_is_suggested() -> None:
     with pytest.raises(InvalidRequest) as caught:
         make_body(temprature=1)
     assert "temperature" in caught.value.hint
+
+
+# Constraints that must not reach an engine, and those that must
+
+
+@pytest.mark.parametrize(("name", "fields"), corpus_guided.REFUSED)
+def test_hostile_constraints_are_refused(name: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(**fields)
+    assert caught.value.param in fields and caught.value.message
+
+
+@pytest.mark.parametrize(("name", "fields"), corpus_guided.ORDINARY)
+def test_ordinary_constraints_pass(name: str, fields: dict[str, Any]) -> None:
+    assert read(**fields).guided is not None
+
+
+@pytest.mark.parametrize(("name", "fields"), corpus_guided.ORDINARY)
+def test_each_kind_can_be_turned_off(name: str, fields: dict[str, Any]) -> None:
+    param = next(iter(fields))
+    kind = "json" if param == "response_format" else param.removeprefix("guided_")
+    kinds = tuple(other for other in GUIDED_KINDS if other != kind)
+    with pytest.raises(Unsupported) as caught:
+        read(limits=ServerLimits(guided=kinds), **fields)
+    assert caught.value.param == param and "server.limits.guided" in caught.value.hint
+    assert read(limits=ServerLimits(guided=(kind,)), **fields).guided is not None

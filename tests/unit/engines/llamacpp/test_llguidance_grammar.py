@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from enginebay.engines.llamacpp.llguidance_schema import KNOWN_FORMATS, drop_unknown_formats
+from enginebay.engines.llamacpp.llguidance_grammar import (
+    KNOWN_FORMATS,
+    drop_unknown_formats,
+    write_choices,
+    write_grammar,
+    write_regex,
+)
+from enginebay.errors import InvalidRequest, Unsupported
 
 _URI = {"type": "string", "format": "uri"}
 _TEXT = {"type": "string"}
@@ -80,3 +87,64 @@ def test_the_callers_schema_stays_as_it_was() -> None:
     before = copy.deepcopy(schema)
     assert drop_unknown_formats(schema) != schema
     assert schema == before
+
+
+# Regexes and choices
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        (r"^\d{3}-[a-z]+$", r"[\x{30}-\x{39}]{3}\x{2D}[\x{61}-\x{7A}]+"),
+        (r"(cat|dog)s?", "(?:cat|dog)s?"),
+        (r"(?:x|)", "(?:x|)"),
+        (r"(?P<year>\d{4})", r"(?:[\x{30}-\x{39}]{4})"),
+        (r"a.b\.", r"a[\x{1}-\x{9}\x{B}-\x{D7FF}\x{E000}-\x{10FFFF}]b\x{2E}"),
+        (r"a*?b{2,}c{,3}d{1,2}", "a*b{2,}c{0,3}d{1,2}"),
+        (r"{a}/", r"\x{7B}a\x{7D}\x{2F}"),
+        (r"é日😀", r"\x{E9}\x{65E5}\x{1F600}"),
+        (r"[^\x00-\x1f\S]", r"[\x{20}-\x{20}]"),
+        (r"[\w-]", r"[\x{2D}-\x{2D}\x{30}-\x{39}\x{41}-\x{5A}\x{5F}-\x{5F}\x{61}-\x{7A}]"),
+        ("", ""),
+    ],
+)
+def test_writes_a_regex(pattern: str, written: str) -> None:
+    assert write_regex(pattern) == f"%llguidance {{}}\nstart: /(?:{written})/\n"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "named"),
+    [
+        (r"(?=a)b", "lookahead"),
+        (r"(?<!a)b", "lookbehind"),
+        (r"(?i)a", "inline flag"),
+        (r"(a)\1", "backreference"),
+        (r"\bfoo", r"'\\b'"),
+        (r"a++", "possessive"),
+        (r"a^b", r"'\^'"),
+        (r"[[:alpha:]]", "POSIX"),
+        (r"\p{L}", r"'\\p'"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(pattern: str, named: str) -> None:
+    with pytest.raises(Unsupported, match=named) as refusal:
+        write_regex(pattern)
+    assert refusal.value.param == "guided_regex" and refusal.value.hint
+
+
+@pytest.mark.parametrize("pattern", ["(a", "a)", "[a", "a**", "*a", "a{3,2}", "a\\", r"\xZZ"])
+def test_mistakes_are_the_requests_fault(pattern: str) -> None:
+    with pytest.raises(InvalidRequest):
+        write_regex(pattern)
+
+
+def test_choices_are_escaped_and_listed_once() -> None:
+    written = write_choices(('say "hi"', "a\nb", "a\nb"))
+    assert written == "%llguidance {}\nstart: /(?:say\\x{20}\\x{22}hi\\x{22}|a\\x{A}b)/\n"
+
+
+def test_a_grammar_without_recursion_becomes_a_regex() -> None:
+    text = 'root ::= "a" b{2}\nb ::= [0-9] | "x"+'
+    assert write_grammar(text) == "%llguidance {}\nstart: /(?:(?:a)(?:[\\x{30}-\\x{39}]|(?:x)+){2})/\n"
+    assert write_grammar('root ::= "(" root? ")"') is None
+    assert write_grammar("root ::= (") is None
