@@ -11,9 +11,9 @@ TEST_HOME := $(CURDIR)/.home
 # Two processes: tests that wait leave the processor to others. Tests that share a server or a worker stay in one (tests/conftest.py).
 PARALLEL ?= -n 2 --dist loadgroup
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
-REAL := tests/browser tests/contract tests/integration
+REAL := tests/browser tests/contract tests/hostile tests/integration
 
-.PHONY: install lock lock-engines serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
+.PHONY: install lock lock-engines serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -100,6 +100,10 @@ integration: engines node
 	$(PYTEST) tests/integration -m "not alone" $(PARALLEL)
 	$(PYTEST) tests/integration -m "alone"
 
+# Hostile requests on every engine, beside honest clients.
+hostile: engines
+	$(PYTEST) tests/hostile
+
 # Before a push: every kind of test, at most 15 minutes on two cores once the engines are installed.
 test: $(VENV)/.dev
 	$(MAKE) --no-print-directory -j 4 check engines node chromium
@@ -117,15 +121,20 @@ test-ci:
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory test-slow
 
-# Everything that needs no GPU: also random examples of the property tests, and ten minutes at full load.
+# Everything that needs no GPU: also random examples of the property tests, random hostile requests, and ten minutes at full load.
 test-all: test-ci
 	ENGINEBAY_DICE=1 $(VENV)/bin/pytest tests/unit $(PARALLEL)
+	$(MAKE) --no-print-directory fuzz
 	$(MAKE) --no-print-directory soak MINUTES=10
 
 # Each part is run, whatever the one before it found; the result is that of all.
 bench-server: engines
 	failed=0; for part in gateway_comparison process_scaling native_comparison; do \
 	  ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.server.$$part || failed=1; done; exit $$failed
+
+# Random hostile requests on every engine, a minute each or ENGINEBAY_FUZZ_S seconds. What they find joins the corpus in tests/hostile.
+fuzz: engines
+	$(PYTEST) tests/fuzz -s
 
 soak: $(VENV)/.dev
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python tests/soak.py --minutes $(or $(MINUTES),30)

@@ -49,6 +49,10 @@ def _implied_markers(item: pytest.Item) -> set[str]:
         markers.add("root")
     if item.path.parent.name == "lab" and folder == "integration":
         markers.add("alone")  # they measure
+    if folder in ("hostile", "fuzz"):
+        markers.add("alone")  # they compare waits
+        if not REAL_ENGINES.isdisjoint(_engines(item)):
+            markers.add("slow")
     return markers
 
 

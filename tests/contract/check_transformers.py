@@ -20,13 +20,13 @@ from unittest import mock
 
 import torch
 
-from enginebay.contract import FinishReason, GenerateRequest, Load, Sampling
+from enginebay.contract import FinishReason, GenerateRequest, Guided, Load, Sampling
 from enginebay.engines.transformers.continuous import kv_cache
 from enginebay.engines.transformers.continuous.scheduler import KVCacheBudget
 from enginebay.engines.transformers.decoding import token_sampler
 from enginebay.engines.transformers.decoding.sequence_state import SequenceState
 from enginebay.engines.transformers.engine import TransformersEngine
-from enginebay.errors import OutOfMemory
+from enginebay.errors import InvalidRequest, OutOfMemory
 from tests.contract.checked_engine import (
     DEVICE,
     WAIT_S,
@@ -225,6 +225,22 @@ def check_a_failed_search_loses_no_finished_output(path: str) -> None:
     engine.close()
 
 
+def check_a_failed_search_fails_alone(path: str) -> None:
+    """Parameters that leave too few tokens to draw from are the client's error, and nobody else's."""
+    checked = CheckedEngine(path)
+    engine, sink = checked.engine, checked.sink
+    engine.submit(900, make_request([5, 6, 7], temperature=0, max_tokens=200))
+    drawn = {"num_beams": 4, "do_sample": True, "max_tokens": 5}
+    engine.submit(901, make_request([5, 6, 7], guided=Guided(choice=("a",)), **drawn))
+    engine.submit(902, make_request([5, 6, 7], temperature=1e-300, **drawn))
+    with sink.changed:
+        assert sink.changed.wait_for(lambda: (900, 0) in sink.ended or 900 in sink.errors, WAIT_S)
+        assert sink.changed.wait_for(lambda: all(n in sink.errors or (n, 0) in sink.ended for n in (901, 902)), WAIT_S)
+    assert len(sink.tokens[900, 0]) == 200
+    assert all(isinstance(error, InvalidRequest) for error in sink.errors.values()), sink.errors
+    engine.close()
+
+
 def check_a_failed_step_loses_no_finished_output(path: str) -> None:
     """Output is emitted while the next step runs, even if that step fails."""
     checked = open_recording_engine(path, FunctionRecorder())
@@ -274,6 +290,15 @@ def check_samples_follow_the_probabilities(path: str) -> None:
             for token in token_sampler._sample_scores(scores, rows, random_bits, candidates).tolist():
                 frequencies[token] += 1 / len(rows)
             assert float((frequencies - expected).abs().max()) < 0.02, (settings, candidates, frequencies, expected)
+
+
+def check_a_temperature_near_zero_is_greedy(path: str) -> None:
+    checked = CheckedEngine(path)
+    greedy, *cold = checked.run(
+        [make_request([5, 6, 7], temperature=t, max_tokens=20) for t in (0, 1e-300, 1e-45, 1e-9)]
+    )
+    assert cold == [greedy] * 3, (greedy, cold)
+    checked.engine.close()
 
 
 def check_a_seed_survives_rounding(path: str) -> None:
@@ -330,7 +355,9 @@ CHECKS = (
     check_kv_cache_survives_out_of_memory,
     check_a_failed_step_loses_no_finished_output,
     check_a_failed_search_loses_no_finished_output,
+    check_a_failed_search_fails_alone,
     check_samples_follow_the_probabilities,
+    check_a_temperature_near_zero_is_greedy,
     check_a_seed_survives_rounding,
     check_a_seed_does_not_depend_on_the_batch,
     *((check_cuda_graphs_are_replayed,) if DEVICE.startswith("cuda") else ()),

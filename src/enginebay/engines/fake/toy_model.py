@@ -73,23 +73,20 @@ class ToySampler:
         if size:
             banned |= find_ngram_completions(size, self.output)
         if sampling.guided is not None and sampling.guided.choice is not None:
-            banned |= set(scores) - _find_allowed_tokens(sampling.guided.choice, self.output)
-            scores.update(
-                {
-                    token: 0.0
-                    for token in _find_allowed_tokens(sampling.guided.choice, self.output)
-                    if token not in scores
-                }
-            )
+            allowed = _find_allowed_tokens(sampling.guided.choice, self.output)
+            scores.update({token: 0.0 for token in allowed if token not in scores})
+            if allowed <= banned:  # the constraint overrides the bans
+                banned = set()
+            banned |= set(scores) - allowed
         return banned & set(scores)
 
     def _sample_token(self, scores: dict[int, float]) -> int:
         sampling = self._sampling
         ranked = sorted(scores, key=lambda token: (-scores[token], token))
-        if sampling.greedy:
+        best = scores[ranked[0]]
+        if sampling.greedy or best == -math.inf:  # with all tokens banned, any will do
             return ranked[0]
         temperature = sampling.value("temperature")
-        best = scores[ranked[0]]
         weights = [math.exp((scores[token] - best) / temperature) for token in ranked]
         keep = sampling.value("top_k") if sampling.value("top_k") > 0 else len(ranked)
         total, cumulative = sum(weights), 0.0

@@ -34,7 +34,7 @@ from enginebay.engines.transformers.engine_builder import EngineComponents, buil
 from enginebay.engines.transformers.loading.load_options import apply_request_defaults, read_options
 from enginebay.engines.transformers.loading.model_loader import import_lazy_modules, is_out_of_memory
 from enginebay.engines.transformers.sleep import OffloadableWeights, find_sleep_levels
-from enginebay.engines.transformers.static.generate_batcher import GenerateBatcher
+from enginebay.engines.transformers.static.generate_batcher import GenerateBatcher, OtherWorkFailed
 from enginebay.engines.transformers.step_jobs import StepJob, StepJobQueue
 from enginebay.errors import EnginebayError, EngineFailed, InvalidRequest, OutOfMemory, RequestError, Unsupported
 from enginebay.util.text_format import summarize_error
@@ -391,6 +391,8 @@ class TransformersEngine:
     def _fail_running(self, error: Exception) -> None:
         """Fail all running requests after an error in a step. With followers, exit the process."""
         assert self._generate_batcher is not None and self._output is not None
+        if isinstance(error, OtherWorkFailed) and isinstance(error.__cause__, Exception):
+            error = error.__cause__
         numbers = self._generate_batcher.get_request_numbers()
         if self._continuous_batcher is not None:
             numbers |= self._continuous_batcher.get_request_numbers()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from enginebay.contract import Sampling
+from enginebay.contract import Guided, Sampling
 from enginebay.engines.fake.engine import split_script
 from enginebay.engines.fake.toy_model import EOS, ToySampler
 
@@ -46,3 +46,15 @@ def test_a_script_gives_characters_whole() -> None:
     pieces = split_script("é🌍")
     assert [text for text, _ in pieces] == ["", "é", "", "", "", "🌍"]
     assert bytes(token for _, ids in pieces for token in ids).decode() == "é🌍"
+
+
+def test_with_every_token_banned_there_is_still_one() -> None:
+    """A sampler that raises would end the step thread, and the model would hang."""
+    assert len(_output(60, no_repeat_ngram_size=1, ignore_eos=True)) == 60
+    guided = Guided(choice=("aaaa",))
+    assert bytes(_output(4, guided=guided, no_repeat_ngram_size=1)) == b"aaaa"
+    assert _output(5, guided=guided, min_tokens=9)[4] == EOS
+
+
+def test_a_temperature_near_zero_is_greedy() -> None:
+    assert _output(temperature=5e-324, ignore_eos=True) == _output(temperature=0, ignore_eos=True)

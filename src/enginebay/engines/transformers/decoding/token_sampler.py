@@ -20,6 +20,8 @@ from enginebay.engines.transformers.decoding.sequence_state import SampledToken,
 # Sorting the whole vocabulary costs as much as a forward pass, and the top thousand nearly always suffice.
 _MAX_CANDIDATES = 1024
 _RANDOM_BITS_RANGE = float(1 << 62)
+# Divides float32 logits without overflow, and is as good as greedy.
+MIN_TEMPERATURE = 1e-6
 
 
 def sample_tokens(logits: Any, rows: Sequence[SequenceState], outputs: Sequence[Sequence[int]]) -> list[SampledToken]:
@@ -71,7 +73,7 @@ def _to_column(values: Sequence[float], like: Any) -> Any:
 
 
 def _apply_temperature(scores: Any, rows: Sequence[SequenceState], indices: list[int]) -> Any:
-    temperatures = [rows[i].sampling.value("temperature") for i in indices]
+    temperatures = [max(rows[i].sampling.value("temperature"), MIN_TEMPERATURE) for i in indices]
     selected = _select_rows(scores, indices)
     return selected if all(t == 1.0 for t in temperatures) else selected / _to_column(temperatures, scores)
 

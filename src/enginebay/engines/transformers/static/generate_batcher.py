@@ -9,8 +9,14 @@ from typing import Any
 from enginebay.contract import FinishReason, Sampling
 from enginebay.engines.transformers.decoding.output_writer import OutputWriter
 from enginebay.engines.transformers.decoding.sequence_state import SampledToken, SequenceState
-from enginebay.engines.transformers.decoding.token_sampler import compute_logprobs, process_logits, sample_tokens
+from enginebay.engines.transformers.decoding.token_sampler import (
+    MIN_TEMPERATURE,
+    compute_logprobs,
+    process_logits,
+    sample_tokens,
+)
 from enginebay.engines.transformers.distributed.ranks import RankGroup, Resume
+from enginebay.engines.transformers.loading.model_loader import is_out_of_memory
 from enginebay.engines.transformers.static.batch_selection import BatchRules, is_batch_ready, select_batch
 from enginebay.engines.transformers.static.library_generator import (
     GenerateCall,
@@ -18,6 +24,15 @@ from enginebay.engines.transformers.static.library_generator import (
     ScoreCall,
     force_tokens,
 )
+from enginebay.errors import EnginebayError, EngineFailed, InvalidRequest
+from enginebay.util.text_format import summarize_error
+
+# Phrases of torch.multinomial.
+_TOO_FEW_TOKENS = ("probability tensor contains", "invalid multinomial distribution", "cannot sample n_sample")
+
+
+class OtherWorkFailed(Exception):
+    """A step of other requests failed inside generate(). The cause is the error."""
 
 
 class GenerateBatcher:
@@ -84,7 +99,7 @@ class GenerateBatcher:
         """Run one batch or beam search to its end. Return False if none is ready."""
         if self._beam_searches:
             self._running = self._beam_searches.pop(0)
-            self._run_beam_search(self._running)
+            self._run_beam_search_alone(self._running)
             self.clear_running()
             return True
         if not is_batch_ready(self._rules, len(self._waiting), time.monotonic() - self._oldest_arrival_s):
@@ -127,6 +142,17 @@ class GenerateBatcher:
         )
         self._ranks.broadcast(call)
         self._generator.run(call, process_scores, check_stop)
+
+    def _run_beam_search_alone(self, sequences: list[SequenceState]) -> None:
+        """Run a beam search. An error fails this request alone."""
+        try:
+            self._run_beam_search(sequences)
+        except OtherWorkFailed:
+            raise
+        except Exception as error:
+            if not self._ranks.is_single_process or is_out_of_memory(error):
+                raise
+            self._output.fail(sequences[0].number, _to_beam_search_error(error))
 
     def _run_beam_search(self, sequences: list[SequenceState]) -> None:
         """Run a beam search. It emits its output at the end, when the best beams are known."""
@@ -187,7 +213,10 @@ class GenerateBatcher:
         """Flush the output and let other work continue; requests may be cancelled meanwhile."""
         self.steps += 1
         self._output.flush()
-        self._on_step()
+        try:
+            self._on_step()
+        except Exception as error:
+            raise OtherWorkFailed from error
 
     def _broadcast_done(self, done: list[bool]) -> list[bool]:
         self._ranks.broadcast(Resume(done))
@@ -237,6 +266,16 @@ class _RunningBatch:
         self._emitted += len(new[0])
 
 
+def _to_beam_search_error(error: Exception) -> EnginebayError:
+    """Return the client's error if the parameters leave too few tokens to draw from, else the engine's."""
+    reason = summarize_error(error)
+    if isinstance(error, ValueError) or any(phrase in str(error) for phrase in _TOO_FEW_TOKENS):
+        return InvalidRequest(
+            f"beam search is impossible with these parameters: {reason}", "relax or remove some", param="num_beams"
+        )
+    return EngineFailed(f"beam search failed: {reason}")
+
+
 def build_beam_config(sequence: SequenceState, num_return_sequences: int) -> dict[str, Any]:
     """Return the arguments of generate() for beam search. Temperature and filters apply only with do_sample."""
     sampling: Sampling = sequence.sampling
@@ -251,7 +290,7 @@ def build_beam_config(sequence: SequenceState, num_return_sequences: int) -> dic
     if sampling.do_sample and not sampling.greedy:
         config |= {
             "do_sample": True,
-            "temperature": float(sampling.value("temperature")),
+            "temperature": max(float(sampling.value("temperature")), MIN_TEMPERATURE),
             "top_p": float(sampling.value("top_p")),
             "top_k": max(0, sampling.value("top_k")),
             "min_p": float(sampling.value("min_p")),

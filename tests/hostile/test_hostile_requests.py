@@ -1,0 +1,38 @@
+"""Hostile requests on every engine: each is answered in time, hurts no other client, and leaves the worker as it was.
+
+A case is answered within five seconds beyond what an honest request takes, with 2xx or 4xx. An answer satisfies its
+constraint. Four honest clients of another key ask all the while; they see no error and the same answers as before.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostile.conftest import SiteKeeper
+from tests.hostile.corpus import load_corpus
+from tests.hostile.hostile_case import HostileCase
+
+CASES = load_corpus()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_hostile_request(keeper: SiteKeeper, case: HostileCase) -> None:
+    keeper.attack(case)
+
+
+def test_honest_clients_are_unharmed(keeper: SiteKeeper) -> None:
+    """No error, the same answers, and a median wait of at most twice the usual one."""
+    keeper.site.assert_honest_unharmed()
+
+
+def test_no_worker_died(keeper: SiteKeeper) -> None:
+    assert keeper.site.read_pids() == keeper.site.pids
+    assert keeper.site.count_deaths() == 0
+
+
+def test_memory_is_given_back(keeper: SiteKeeper) -> None:
+    keeper.site.assert_memory_back()
+
+
+def test_the_corpus_is_large() -> None:
+    assert len(CASES) >= 150
