@@ -279,6 +279,7 @@ def _measure_engines(
     from enginebay.lab.search import rate_search
     from enginebay.lab.search.candidate_parity import flag_parity_breaks
     from enginebay.lab.search.candidates import rank_candidates
+    from enginebay.lab.search.search_duration import ANNOUNCED_SLACK
     from enginebay.lab.study.run_point import StudyContext
 
     progress.show_phase("calibrating the load generator")
@@ -299,7 +300,7 @@ def _measure_engines(
             candidates.append(rate_search.make_failed_candidate(point, speed))
         else:
             single_s = speed.single_s(quick_study.get_output_tokens(point))
-            pace = rate_search.SearchPace(single_s, monotonic() + expected_s[number])
+            pace = rate_search.SearchPace(single_s, monotonic() + expected_s[number] / ANNOUNCED_SLACK)
             candidates.append(rate_search.find_highest_rate(context, point, plan.goal, callbacks, number, pace))
         progress.end_engine(candidates[-1])
     return rank_candidates(flag_parity_breaks(candidates, plan.runs), plan.goal.rules.resolution)

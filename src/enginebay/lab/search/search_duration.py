@@ -23,6 +23,7 @@ _BRACKET_TRIALS = 3  # until one rate meets the objective and one misses it; one
 _USUAL_LEVELS = 3  # of the concurrency sweep
 _TRIED_SHARE = 0.6  # of the throughput; low rates take longest
 _RUN_OVERHEAD_S = 5.0
+ANNOUNCED_SLACK = 1.15  # the last run may start just before the time is over
 
 
 def count_trials(rules: SearchRules) -> int:
@@ -40,7 +41,7 @@ def estimate_search_s(speed: EngineSpeed, goal: SearchGoal, output_tokens: int, 
     ]
     trial_s = estimate_trial_s(goal, _TRIED_SHARE * rate, single_s)
     start_s = estimate_run_s(speed, StudySize(0, output_tokens), parity)
-    return start_s + sum(levels_s) + (count_trials(goal.rules) + CONFIRM_FACTOR) * trial_s
+    return ANNOUNCED_SLACK * (start_s + sum(levels_s) + (count_trials(goal.rules) + CONFIRM_FACTOR) * trial_s)
 
 
 def _estimate_level_s(concurrency: int, request_s: float) -> float:
