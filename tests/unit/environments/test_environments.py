@@ -120,7 +120,7 @@ def test_a_library_in_this_environment_that_does_not_start_is_ignored(
 def test_a_probe_runs_once_for_each_state_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def answer(python: Path, question: dict[str, str]) -> dict[str, object]:
+    def answer(python: Path, question: dict[str, str], *_: object) -> dict[str, object]:
         asked.append(question["engine"])
         return {"probe": Probe("7").to_json()}
 
@@ -139,9 +139,9 @@ def test_our_own_engine_is_probed_again_when_its_adapter_has_changed(
     fake = registry.get_spec("fake")
     build(engines, "1.0", "fake", fake)
     monkeypatch.setattr(probing, "is_in_current_environment", lambda spec: False)
-    monkeypatch.setattr(probing, "run_probe", lambda python, question: {"probe": Probe("asked again").to_json()})
+    monkeypatch.setattr(probing, "run_probe", lambda *_: {"probe": Probe("asked again").to_json()})
     assert finding.find_environment("fake").probe.version == "asked again"
-    monkeypatch.setattr(probing, "run_probe", lambda python, question: pytest.fail("asked a second time"))
+    monkeypatch.setattr(probing, "run_probe", lambda *_: pytest.fail("asked a second time"))
     assert finding.find_environment("fake").probe.version == "asked again"
 
 

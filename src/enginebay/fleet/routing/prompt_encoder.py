@@ -174,7 +174,7 @@ class PromptEncoder:
         """Return the token ids of a text, in which special tokens may count as plain text."""
         if bound is not None:
             text = await self.apply_bound(text, bound)
-        if not allow_special_tokens and self.tokenizer is not None and self.tokenizer.special_text.count(text):
+        if not allow_special_tokens and self.tokenizer is not None:
             return tuple(await asyncio.to_thread(self.tokenizer.special_text.encode_literally, text, add_special))
         [ids] = await self.encode_all((text,), add_special, large)
         return ids

@@ -50,18 +50,20 @@ class SpecialText:
         self._added = raw.get_added_tokens_decoder()
         texts = {token.content for token in self._added.values() if token.special and token.content}
         self._pattern = re.compile(build_pattern(texts) or r"(?!)")
-        self._openings = tuple({text[:2] for text in texts})  # a fast test for most texts
+        # A fast test of a whole request: its JSON has the same texts, but for a few escapes.
+        dumped = {_dump(text)[1:-1] for text in texts}
+        self._openings = tuple({text[:2] for text in dumped})
+        self._dumped_pattern = re.compile((build_pattern(map(bytes.decode, dumped)) or r"(?!)").encode())
 
     def count(self, text: str) -> int:
         """Return how many special tokens a text spells."""
-        if not any(opening in text for opening in self._openings):
-            return 0
         return sum(1 for _ in self._pattern.finditer(text))
 
     def escape(self, value: Any) -> Escaped | None:
         """Return nested lists and mappings with a stand-in for each special token; None if there is none."""
-        texts = [text for text in _iter_texts(value) if self.count(text)]
-        spelled = dict.fromkeys(match[0] for text in texts for match in self._pattern.finditer(text))
+        if not self._may_spell(value):
+            return None
+        spelled = dict.fromkeys(match[0] for text in _iter_texts(value) for match in self._pattern.finditer(text))
         if not spelled:
             return None
         used = {char for text in _iter_texts(value) for char in text if char > "\U000effff"}
@@ -71,6 +73,14 @@ class SpecialText:
             raise InvalidRequest("the messages use every private-use character", param="messages")
         escaped = _map_texts(value, lambda text: self._pattern.sub(lambda match: stand_ins[match[0]], text))
         return Escaped(escaped, {char: text for text, char in stand_ins.items()})
+
+    def _may_spell(self, value: Any) -> bool:
+        """Return false for most values without a special token, at the speed of their encoding as JSON."""
+        try:
+            dumped = _dump(value)
+        except (TypeError, ValueError):  # not JSON: from Python, or a lone surrogate
+            return True
+        return any(opening in dumped for opening in self._openings) and bool(self._dumped_pattern.search(dumped))
 
     def encode(self, text: str, literals: Mapping[str, str], add_special: bool = False) -> list[int]:
         """Return the token ids of a text with stand-ins. Special tokens that it spells itself are recognized."""
@@ -149,6 +159,12 @@ def build_pattern(texts: Iterable[str]) -> str:
         return ""
     body = branches[0] if len(branches) == 1 and not ends_here else f"(?:{'|'.join(branches)})"
     return f"{body}?" if ends_here else body
+
+
+def _dump(value: Any) -> bytes:
+    from msgspec.json import encode  # slow to import
+
+    return encode(value)
 
 
 def _iter_texts(value: Any) -> Iterator[str]:
