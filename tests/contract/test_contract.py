@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import re
 import time
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 
 from enginebay.contract import Delta, FinishReason, GenerateRequest, Guided, Sampling, Support, parameters
 from enginebay.contract.engine_messages import Done
-from enginebay.errors import ContextOverflow, Unsupported
+from enginebay.errors import ContextOverflow, RequestError, Unsupported
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from tests.contract.engine_profiles import EngineProfile
 from tests.contract.parameter_effects import EFFECTS
 from tests.contract.worker_requests import ask, ask_all, ask_greedy, make_request
+from tests.hostile.corpus_guided import ENDLESS_TREE
 
 _REFUSED: dict[str, dict[str, Any]] = {
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
@@ -225,3 +228,24 @@ async def test_facts_are_complete(worker: ModelWorker, profile: EngineProfile) -
     assert facts.effective, "effective settings are missing"
     if {"gguf", "safetensors"} & set(worker.plan.spec.formats):  # it has weights
         assert facts.memory_bytes > 50_000_000 and facts.versions
+
+
+KEPT_OR_REFUSED = {
+    "an endless tree": (Guided(json=json.dumps(ENDLESS_TREE)), r'\{[\s{}":,leftrigh]*'),
+    "a control token": (Guided(choice=("a<|im_end|>b",)), r"a(<(\|(i(m(_(e(n(d(\|(>b?)?)?)?)?)?)?)?)?)?)?"),
+    "optional repeats": (Guided(regex="(?:[a-z]?){12}"), "[a-z]{0,12}"),
+    "an empty alternative": (Guided(grammar='root ::= a_b "!"\na_b ::= | "x" a_b'), "x*!?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT_OR_REFUSED)
+async def test_an_output_is_within_its_constraint_or_an_error(
+    worker: ModelWorker, profile: EngineProfile, name: str
+) -> None:
+    guided, pattern = KEPT_OR_REFUSED[name]
+    try:
+        answer = await ask(worker, profile.long, guided=guided, max_tokens=12, temperature=0.7, seed=3)
+    except RequestError as error:
+        assert error.param and error.param.startswith("guided_")
+        return
+    assert re.fullmatch(pattern, answer.text), answer.text

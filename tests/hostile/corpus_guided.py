@@ -167,6 +167,7 @@ EITHER: Corpus = [
     ("a tree of required references", {"guided_json": make_required_tree(8, 8)}),
     ("a deep tree of required references", {"guided_json": make_required_tree(30, 4)}),
     ("an endless tree of required references", {"guided_json": ENDLESS_TREE}),
+    ("the text of a control token", {"guided_choice": ["a<|im_end|>b"]}),
     ("a long string", {"guided_json": {"type": "string", "minLength": 15_000, "maxLength": 20_000}}),
     ("a long list", {"guided_json": {"type": "array", "items": {"type": "integer"}, "minItems": 19_000}}),
     ("a pattern of many states", {"guided_json": {"type": "string", "pattern": "^(?:[a-z]{1,50}-){1,100}$"}}),

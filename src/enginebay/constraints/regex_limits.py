@@ -80,6 +80,11 @@ def check_regex(pattern: object, limits: ConstraintLimits, param: str) -> None:
     count_states(pattern, limits, param)
 
 
+def analyze_regex(pattern: str, param: str) -> RegexPart:
+    """Return the properties of a regex. Raises `InvalidRequest` or `Unsupported`."""
+    return _RegexLimits(param).visit_group(syntax.parse_regex(pattern))[0]
+
+
 def count_states(pattern: object, limits: ConstraintLimits, param: str) -> int:
     """Check like `check_regex`, and return the approximate number of automaton states."""
     if not isinstance(pattern, str):
@@ -90,7 +95,7 @@ def count_states(pattern: object, limits: ConstraintLimits, param: str) -> int:
             format_limit_hint("regex_chars", "shorten it"),
             param=param,
         )
-    states = _RegexLimits(param).visit_group(syntax.parse_regex(pattern))[0].states
+    states = analyze_regex(pattern, param).states
     if states > limits.regex_states:
         number = f"{states}" if states < COUNT_CAP else f"over {COUNT_CAP}"
         raise InvalidRequest(

@@ -7,6 +7,7 @@ has nothing to do, when it exceeds a limit, and with its parent.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -27,14 +28,19 @@ from enginebay.errors import InvalidRequest
 
 SAFE_STATES = 1_000  # such a constraint compiles in a moment
 _CHILD = Path(__file__).with_name("compile_trial_child.py")
-_CPU_S = 2.0
+_CPU_S = 8.0
 _MEMORY_BYTES = 1 << 30
-_DEADLINE_S = 30.0  # on the wall clock: the child's processor time is limited apart from that
-_START_S = 60.0  # the child imports the library
+_DEADLINE_S = 120.0  # on the wall clock: the child has low priority, and its processor time is limited apart from that
+_START_S = 120.0  # the child imports the library
 _CACHE_SIZE = 512
+_NICENESS = 10
 _FRAME = struct.Struct("<I")
 
 TOO_EXPENSIVE = "it takes too long or too much memory to compile"
+BUSY = "the server is too busy to try it"
+SLOW_STEPS = "each of its steps takes too long"
+_HINTS = dict.fromkeys((TOO_EXPENSIVE, SLOW_STEPS), "use smaller counts, and repeat nothing that may be empty")
+_HINTS[BUSY] = "try again later"
 
 
 def needs_trial(guided: Guided) -> bool:
@@ -61,8 +67,10 @@ class CompileTrial:
                 if len(self._results) > _CACHE_SIZE:
                     self._results.popitem(last=False)
             problem = self._results[key]
+            if problem == BUSY:
+                del self._results[key]
         if problem is not None:
-            hint = "use smaller counts and fewer alternatives" if problem == TOO_EXPENSIVE else "correct it"
+            hint = _HINTS.get(problem, "correct it")
             raise InvalidRequest(
                 f"the guided constraint cannot be compiled: {problem}", hint, param=f"guided_{get_kind(guided)}"
             )
@@ -79,7 +87,10 @@ class CompileTrial:
             _send(child, {"kind": kind, "text": text, "cpu_s": _CPU_S, "memory_bytes": _MEMORY_BYTES})
             problem: str | None = _receive(child, _DEADLINE_S)["problem"]
             return problem
-        except (OSError, EOFError, TimeoutError):
+        except TimeoutError:
+            self._end_child()
+            return BUSY
+        except (OSError, EOFError):
             self._end_child()
             return TOO_EXPENSIVE
 
@@ -135,3 +146,9 @@ def _read(child: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
             raise EOFError
         data += chunk
     return data
+
+
+def lower_priority() -> None:
+    """Let this thread, and those it starts, yield the processor to the model."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

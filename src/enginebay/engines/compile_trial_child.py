@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 _FRAME = struct.Struct("<I")
 _IDLE_S = 120.0
 _STEPS = 24
+_NICENESS = 10  # the model goes first
 _MAX_STEP_S = 0.2
 _SLOW_STEPS = "each of its steps takes too long"
 
@@ -26,6 +27,7 @@ _SLOW_STEPS = "each of its steps takes too long"
 def main() -> None:
     incoming, outgoing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
+    os.nice(_NICENESS)
     first = _receive(incoming)
     if first is None:
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.constraints.constraint_size import estimate_states
+from enginebay.constraints.constraint_size import LARGE, estimate_states
 from enginebay.contract import Guided
 from enginebay.engines import compile_trial
 from enginebay.engines.compile_trial import CompileTrial, needs_trial
@@ -118,7 +118,12 @@ def test_a_child_that_has_ended_is_replaced(trial: CompileTrial) -> None:
     assert trial._child.pid != first
 
 
-@pytest.mark.parametrize(("name", "fields"), corpus_guided.ORDINARY)
+ORDINARY = [
+    entry for entry in corpus_guided.ORDINARY if entry[0] != "an address of a host"
+]  # a text can split in many ways
+
+
+@pytest.mark.parametrize(("name", "fields"), ORDINARY)
 def test_ordinary_constraints_need_no_trial(name: str, fields: dict[str, object]) -> None:
     assert not needs_trial(corpus_guided.to_guided(fields))
 
@@ -128,9 +133,14 @@ def test_ordinary_constraints_need_no_trial(name: str, fields: dict[str, object]
     [
         (Guided(regex="(ab){10}c*"), 21),
         (Guided(regex="(a{1000}){1000}"), 1_000_000),
-        (Guided(choice=("abc", "d")), 4),
+        (Guided(choice=("abc" * 8, "d")), 3),
+        (Guided(regex="(?:a?){9}"), LARGE),
+        (Guided(regex=r"(\w+\s?){1,20}"), LARGE),
+        (Guided(regex="( [a-z]+){1,20}"), 40),
+        (Guided(grammar="root ::= ([a-z]?){9}"), LARGE),
+        (Guided(json='{"pattern": "(a?){9}"}'), LARGE),
         (Guided(grammar='root ::= "ab"{3}'), 7),
-        (Guided(grammar="root ::= ("), 10**9),
+        (Guided(grammar="root ::= ("), LARGE),
         (Guided(json='{"maxLength": 500, "x": [{"pattern": "a{7}"}]}'), 512),
     ],
 )

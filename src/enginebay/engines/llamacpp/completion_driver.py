@@ -195,7 +195,10 @@ class _ChunkHandler:
 def make_constraint_error(guided: Guided | None, problem: ConstraintError) -> InvalidRequest:
     """Return the error for a constraint that llguidance does not take, or cannot follow."""
     kind = next((kind for kind in _CONSTRAINTS if getattr(guided, kind, None) is not None), "json")
-    if problem.is_too_complex:
+    if problem is DROPPED:
+        message = f"llama.cpp cannot keep the output within the {_CONSTRAINTS[kind]}"
+        hint = "use fewer optional parts and smaller counts, and no control tokens"
+    elif problem.is_too_complex:
         message = f"the {_CONSTRAINTS[kind]} is too complex for llama.cpp"
         hint = "use fewer optional parts, fewer alternatives and smaller counts"
     else:

@@ -46,7 +46,7 @@ class ConstraintError(Exception):
         return " ".join(reason.removeprefix(_SCHEMA_REPORT).split())
 
 
-DROPPED = ConstraintError("too complex: llama.cpp no longer enforces it")
+DROPPED = ConstraintError("llama.cpp no longer enforces the constraint")
 
 
 class _TokenizerInit(ctypes.Structure):
@@ -186,7 +186,7 @@ class LlguidanceMatcher:
     def consume(self, data: bytes) -> bool:
         """Add to the output. Returns False if the constraint does not allow it, or cannot be followed any further."""
         tokens = (ctypes.c_uint32 * len(data))(*data)
-        return self._functions.llg_matcher_consume_tokens(self._handle, tokens, len(data)) == 0
+        return bool(self._functions.llg_matcher_consume_tokens(self._handle, tokens, len(data)) == 0)
 
     def is_accepting(self) -> bool:
         return bool(self._functions.llg_matcher_is_accepting(self._handle))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from enginebay.constraints.gbnf_writer import normalize_gbnf
 from enginebay.contract import GenerateRequest, Guided, Sampling
 from enginebay.engines.llamacpp.llguidance_grammar import (
     to_llguidance_schema,
@@ -126,7 +127,7 @@ def _build_grammar(guided: Guided | None, constraint: str | None) -> dict[str, A
     if constraint is None and (guided.grammar or "").lstrip().startswith("%"):
         # The library silently drops the constraint if such a grammar has an error.
         raise Unsupported("llamacpp only supports GBNF grammars", "rewrite the grammar in GBNF", param="guided_grammar")
-    return {"grammar": guided.grammar if constraint is None else constraint}
+    return {"grammar": normalize_gbnf(guided.grammar or "") if constraint is None else constraint}
 
 
 def _build_samplers(sampling: Sampling, context_length: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 import transformers
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
-from enginebay.engines.compile_trial import needs_trial
+from enginebay.engines.compile_trial import lower_priority, needs_trial
 from enginebay.engines.transformers import runtime_info
 from enginebay.engines.transformers.adapters import PeftAdapters
 from enginebay.engines.transformers.continuous.continuous_batcher import ContinuousBatcher
@@ -63,7 +63,7 @@ class TransformersEngine:
         self._next_sequence_id = itertools.count()
         self._seed_source = random.Random(self._options.seed)
         self._compile_pool = ThreadPoolExecutor(1, thread_name_prefix="guided")
-        self._trial_pool = ThreadPoolExecutor(1, thread_name_prefix="guided-trial")  # large ones: nobody waits for them
+        self._trial_pool = ThreadPoolExecutor(1, "guided-trial", lower_priority)  # large ones: nobody waits for them
         self._compiler_lock = threading.Lock()
         self._guided_compiler: GuidedCompiler | None = None
         self._closing = False

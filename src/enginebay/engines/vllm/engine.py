@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Guided, Load, Probe, Sink, Stats
-from enginebay.engines.compile_trial import needs_trial
+from enginebay.engines.compile_trial import lower_priority, needs_trial
 from enginebay.engines.vllm import async_llm, engine_process, library, model_checks
 from enginebay.engines.vllm.adapters import VllmAdapters
 from enginebay.engines.vllm.async_llm import GenerateDriver
@@ -93,7 +93,7 @@ class VllmEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._prepare_pool = ThreadPoolExecutor(1, thread_name_prefix="vllm-prepare")  # compiles grammars
-        self._trial_pool = ThreadPoolExecutor(1, thread_name_prefix="guided-trial")  # large ones: nobody waits for them
+        self._trial_pool = ThreadPoolExecutor(1, "guided-trial", lower_priority)  # large ones: nobody waits for them
         self._trial = create_compile_trial(self._llm)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True)

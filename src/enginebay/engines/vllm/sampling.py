@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from enginebay.constraints.gbnf_writer import normalize_gbnf
 from enginebay.contract import Guided, Sampling
 from enginebay.engines.compile_trial import CompileTrial
 
@@ -63,7 +64,7 @@ def build_structured_outputs(guided: Guided) -> dict[str, Any]:
     if guided.regex is not None:
         return {"regex": guided.regex}
     if guided.grammar is not None:
-        return {"grammar": guided.grammar}
+        return {"grammar": normalize_gbnf(guided.grammar)}
     return {"choice": list(guided.choice or ())}
 
 

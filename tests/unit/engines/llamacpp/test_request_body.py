@@ -89,7 +89,7 @@ def test_guided() -> None:
     assert _body(guided=Guided(choice=("a",)))["grammar"] == "%llguidance {}\nstart: /(?:a)/\n"
     assert _body(guided=Guided(regex="a+"))["grammar"] == "%llguidance {}\nstart: /(?:a+)/\n"
     assert _body(guided=Guided(grammar='root ::= "x"'))["grammar"] == "%llguidance {}\nstart: /(?:(?:x))/\n"
-    recursive = 'root ::= "(" root? ")"'
+    recursive = 'root ::= "(" root? ")"\n'
     assert _body(guided=Guided(grammar=recursive))["grammar"] == recursive
 
 

@@ -71,7 +71,7 @@ def test_guided() -> None:
     assert build_structured_outputs(Guided(json="{}")) == {"json": '{"type": "object"}'}
     assert build_structured_outputs(Guided(json='{"type": "array"}')) == {"json": '{"type": "array"}'}
     assert build_structured_outputs(Guided(regex="a+")) == {"regex": "a+"}
-    assert build_structured_outputs(Guided(grammar='root ::= "a"')) == {"grammar": 'root ::= "a"'}
+    assert build_structured_outputs(Guided(grammar='root ::= "a"')) == {"grammar": 'root ::= "a"\n'}
     assert build_structured_outputs(Guided(choice=("a", "b"))) == {"choice": ["a", "b"]}
 
 

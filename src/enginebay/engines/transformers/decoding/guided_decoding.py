@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from enginebay.constraints.gbnf_writer import normalize_gbnf
 from enginebay.contract import Guided
 from enginebay.engines.compile_trial import CompileTrial, get_kind
 from enginebay.errors import InvalidRequest
@@ -102,7 +103,9 @@ def write_source(guided: Guided) -> tuple[str, str]:
         return "json", normalize_json_schema(guided.json)
     if guided.regex is not None:
         return "regex", guided.regex
-    return "grammar", guided.grammar or build_choice_grammar(guided.choice or ())
+    if guided.grammar is not None:
+        return "grammar", normalize_gbnf(guided.grammar)
+    return "grammar", build_choice_grammar(guided.choice or ())
 
 
 def normalize_json_schema(text: str) -> str:
