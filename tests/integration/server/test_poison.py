@@ -73,7 +73,7 @@ class HonestClients:
             thread.join()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_poison_beside_honest_clients(workers: int) -> None:
     """Five different ones, where three deaths would be a crash loop."""
     fake = {"step_s": 0.005, "crash_on_prompt": POISON}

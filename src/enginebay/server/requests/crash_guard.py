@@ -68,7 +68,9 @@ class SuspectTrial:
         self.alone = True
         try:
             check_session(session)
-            await _run_control(session)
+            if not session.passed_control:
+                await _run_control(session)
+                session.passed_control = True
         except BaseException:
             self.end()
             raise

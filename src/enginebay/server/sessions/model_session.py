@@ -32,6 +32,7 @@ class ModelSession:
         self.probe: asyncio.Future[Any] | None = None  # a liveness check of the engine in progress
         self.queue = queue
         self.draining = False  # the worker accepts no more requests
+        self.passed_control = False  # the engine answers, so that a death in a trial is the suspect's fault
         self.sampling_defaults = {name: value for name, value in handle.sampling.items() if self.supports(name)}
         self.tool_format = _select_tool_format(client)
         self.markers = self._find_marker_ids()

@@ -58,7 +58,7 @@ def make_session(address: str, control_error: Exception | None = None, broken: b
     worker = SimpleNamespace(broken=broken, generate=generate)
     handle = SimpleNamespace(address=address, task="generate")
     client = SimpleNamespace(client=worker, handle=handle)
-    return SimpleNamespace(client=client, supports=lambda name: True)
+    return SimpleNamespace(client=client, supports=lambda name: True, passed_control=False)
 
 
 def make_context() -> Any:
