@@ -92,6 +92,7 @@ def _build_model_tree(config: Config, model: ModelConfig) -> EntryTree:
     """Build the tree of a model, without the values that a stronger source overrides for every model."""
     sources = {"engine": config.entries, **dict.fromkeys(("idle_s", "sleep"), config.section_entries.get("fleet", {}))}
     general = {name: source[name] for name, source in sources.items() if name in source}
+    general |= config.find_general_context_length(model.name)
     own = {name: model.entries[name] for name in MODEL_KEYS if name in model.entries}
     tree: EntryTree = _drop_overridden(own, general)
     _nest(tree, _prefix("sampling", _drop_overridden(model.sampling_entries, config.sampling_entries)))

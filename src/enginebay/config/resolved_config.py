@@ -166,6 +166,13 @@ class Config:
                 )
         return entries, problems
 
+    def find_general_context_length(self, model: str) -> dict[str, ConfigEntry]:
+        """Return the context length that the engine's section sets for all models, under the models' name for it."""
+        kind = self.engine_for(model)
+        name = self.specs[kind].find_setting(_CONTEXT_LENGTH) if kind in self.specs else None
+        entry = self.blocks.get(kind, EngineBlock()).settings.get(name or "")
+        return {} if entry is None else {_CONTEXT_LENGTH: entry}
+
     def sampling_for(self, kind: str, model: str | None = None) -> dict[str, Any]:
         """Return request defaults of a model on an engine, without those that the engine refuses."""
         spec = self._get_spec(kind)

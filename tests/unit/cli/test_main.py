@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import typer
@@ -84,3 +85,28 @@ def test_flags_become_sampling() -> None:
     for wrong in ({"logit_bias": "{"}, {"logit_bias": "[1]"}, {"json_schema": "{"}, {"grammar": "@/no/such/file"}):
         with pytest.raises(UsageError):
             collect_sampling({**nothing, **wrong})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run", "chat", "serve", "batch", "experiment", "choose", "models pull", "engines why", "engines upgrade", "keys create",
+        "keys list", "keys revoke", "config show", "config validate", "ps", "top", "load", "sleep", "unload", "switch",
+        "switches", "adapters add", "adapters remove", "logs", "reload",
+    ],
+)  # fmt: skip
+def test_every_command_that_reads_a_configuration_takes_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    assert "--config, -c" in capsys.readouterr().out.replace("-c, --config", "--config, -c")
+
+
+def test_the_server_is_found_through_the_named_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ENGINEBAY_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.yaml").write_text("server: {port: 1}")
+    assert main(["ps", "-c", "other.yaml"]) == 1
+    assert "no server responds at http://127.0.0.1:1:" in capsys.readouterr().err
+    assert main(["ps"]) == 1
+    assert "http://127.0.0.1:1:" not in capsys.readouterr().err, "it does not outlive the command"

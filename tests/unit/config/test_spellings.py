@@ -178,6 +178,23 @@ def test_show_leaves_out_what_a_variable_overrides(read: Any) -> None:
     assert to_json(read(text))["config"]["models"]["m"]["llamacpp"] == {"context_length": 64, "threads": 2}
 
 
+def test_show_leaves_out_a_context_length_that_a_variable_overrides(read: Any) -> None:
+    text = "models: {m: {engine: vllm, num_ctx: 64}}"
+    assert to_json(read(text))["config"]["models"] == {"m": {"engine": "vllm", "context_length": 64}}
+    config = read(text, {"ENGINEBAY__VLLM__MAX_MODEL_LEN": "128"})
+    assert config.settings_for("vllm", "m") == {"max_model_len": 128}
+    assert to_json(config)["config"]["models"] == {"m": {"engine": "vllm"}}
+
+
+@pytest.mark.parametrize(
+    ("key", "said"), [("cmd", "set source, engine"), ("from", "set source"), ("parameters", "sampling")]
+)
+def test_keys_of_other_tools_name_ours(read: Any, key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(f"models: {{m: {{{key}: x}}}}")
+    assert f"models.m.{key}: unknown key; " in error.value.message and said in error.value.message
+
+
 def test_a_request_parameter_is_not_an_engine_setting() -> None:
     with pytest.raises(ConfigError) as error:
         check_settings(get_spec("llamacpp"), {"max_tokens": 5})

@@ -25,6 +25,7 @@ class ChatInput:
 
     def __init__(self) -> None:
         self.is_terminal = sys.stdin.isatty()
+        self._is_continued = False  # a message of several lines is being typed
 
     def __iter__(self) -> Iterator[str]:
         while True:
@@ -38,25 +39,24 @@ class ChatInput:
                 if isinstance(interrupt, Terminated) or not self.is_terminal:
                     raise
                 print()
-                if not _was_typing():
+                if not self._is_continued and not _was_typing():
                     return
                 continue
             if message.strip():
                 yield message.strip()
 
     def _read_message(self) -> str:
+        self._is_continued = False
         line = input(PROMPT)
+        self._is_continued = True
         if line.startswith(QUOTES):
-            return _read_until_quotes(line.removeprefix(QUOTES))
+            text = line.removeprefix(QUOTES)
+            while not text.rstrip().endswith(QUOTES):
+                text = f"{text}\n{input(CONTINUATION)}"
+            return text.rstrip().removesuffix(QUOTES)
         while line.endswith("\\"):
             line = f"{line[:-1]}\n{input(CONTINUATION)}"
         return line
-
-
-def _read_until_quotes(text: str) -> str:
-    while not text.rstrip().endswith(QUOTES):
-        text = f"{text}\n{input(CONTINUATION)}"
-    return text.rstrip().removesuffix(QUOTES)
 
 
 def _was_typing() -> bool:

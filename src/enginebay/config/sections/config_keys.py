@@ -186,6 +186,14 @@ def _parse_items(value: Any, kind: type, noun: str) -> Any:
     return items
 
 
+# Keys of other tools that have no counterpart of one name.
+_FOREIGN_KEYS = {
+    "cmd": "bay starts the engine itself: set source, engine, and its settings in a section of its name",
+    "from": "set source: hf:ORG/NAME, a path, or a name of `bay models list`",
+    "parameters": "set request defaults under sampling",
+}
+
+
 def _collect_universal_settings(specs: Mapping[str, EngineSpec]) -> dict[str, list[Setting]]:
     """Collect the declarations of shared settings. Engines that refuse a setting do not constrain its values."""
     declared: dict[str, list[Setting]] = {}
@@ -266,6 +274,9 @@ class ConfigKeys:
     def report_unknown_key(self, problems: ProblemCollector, entry: ConfigEntry, siblings: Iterable[str]) -> None:
         """Report an unknown key with the closest known one."""
         parent, _, name = entry.key_path.rpartition(".")
+        if name in _FOREIGN_KEYS:
+            problems.add(entry, f"unknown key; {_FOREIGN_KEYS[name]}")
+            return
         known = list(dict.fromkeys(siblings))
         near = find_nearest(name, known)
         if near:
