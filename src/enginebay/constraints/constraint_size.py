@@ -16,6 +16,7 @@ from enginebay.constraints.gbnf_syntax import (
 )
 from enginebay.constraints.grammar_rules import flatten_rules
 from enginebay.constraints.regex_limits import analyze_regex
+from enginebay.constraints.regex_syntax import Char
 from enginebay.contract import Guided
 from enginebay.errors import RequestError
 
@@ -69,7 +70,11 @@ def _iter_repeats(rules: GrammarRules) -> Iterator[GrammarRepeat]:
 
 
 def _repeats_group(repeat: GrammarRepeat) -> bool:
-    return (repeat.high or 0) > _MAX_GROUP_REPEATS and isinstance(repeat.node, GrammarGroup)
+    """Return whether it repeats more than a text or a class: then a text may split into repetitions in many ways."""
+    node = repeat.node
+    if not isinstance(node, GrammarGroup) or (repeat.high or 0) <= _MAX_GROUP_REPEATS:
+        return False
+    return not (len(node.branches) == 1 and all(isinstance(member, Char) for member in node.branches[0]))
 
 
 def _count_schema_states(text: str) -> int:
