@@ -85,8 +85,8 @@ class HostileSite:
 
     engine: str
     server: BayProcess
-    keys: dict[str, str]
     client: httpx.Client  # the hostile one
+    admin: httpx.Client
     adapter: str = ""  # its path
     honest: Sequence[HonestClient] = ()
     usual_s: float = 0.0  # median of an honest answer, without the hostile client
@@ -98,10 +98,7 @@ class HostileSite:
     # What the server says of itself
 
     def ask_admin(self, path: str, body: Any = None) -> httpx.Response:
-        headers, url = build_headers(self.keys["admin"]), f"{self.server.url}{path}"
-        if body is None:
-            return httpx.get(url, headers=headers, timeout=PATIENCE_S)
-        return httpx.post(url, headers=headers, json=body, timeout=PATIENCE_S)
+        return self.admin.get(path) if body is None else self.admin.post(path, json=body)
 
     def read_pids(self) -> dict[str, int]:
         return {model["name"]: model["pid"] for model in self.ask_admin("/admin/ps").json()["models"] if model["pid"]}
@@ -255,9 +252,12 @@ def open_site(engine: str, folder: Path) -> Iterator[HostileSite]:
     adapter = _get_adapter(engine, folder)
     config = build_config(profile, adapter)
     with run_server(config=config, options=["--keys-file", str(file)]) as server:
-        client = httpx.Client(base_url=server.url, timeout=PATIENCE_S, headers=build_headers(keys["hostile"]))
-        with client, _run_honest_clients(server.url, keys["honest"], profile.certain) as honest:
-            site = HostileSite(engine, server, keys, client, adapter, honest)
+        client, admin = (
+            httpx.Client(base_url=server.url, timeout=PATIENCE_S, headers=build_headers(keys[name]))
+            for name in ("hostile", "admin")
+        )
+        with client, admin, _run_honest_clients(server.url, keys["honest"], profile.certain) as honest:
+            site = HostileSite(engine, server, client, admin, adapter, honest)
             settle(site)
             yield site
 
