@@ -54,6 +54,7 @@ def test_answers_are_as_the_document_says(server: BayProcess, tmp_path: Path) ->
             "--checks", "all", "--exclude-checks", LEFT_OUT, "--mode", "all",
             "--generation-deterministic", "--max-examples", str(RANDOM_PER_OPERATION), "--no-shrink",
             "--continue-on-failure", "--request-timeout", "20",
+            *(f"--header={name}: {value}" for name, value in server.admin_headers.items()),
         ],
         cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False,
         env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.integration.server.schema_checks", "PYTHONPATH": str(ROOT)},
