@@ -85,7 +85,6 @@ class VllmEngine:
             self._stats.attach(self._llm)
         self._config = self._llm.vllm_config
         self._context_length = int(self._config.model_config.max_model_len)
-        self._vocabulary_size = int(self._config.model_config.get_vocab_size())
         self._adapters = VllmAdapters(load.model, load.loras, *self._read_lora_limits())
         self._adapter_lock = threading.Lock()
         self._sleeper = Sleeper(self._llm, list_sleep_levels(self._plan.arguments), self._compute_fingerprint)
@@ -152,7 +151,7 @@ class VllmEngine:
         prompt = list(request.token_ids or ())
         self._check_length(len(prompt), 1)
         try:
-            params = build_params(sampling, len(prompt), self._context_length, self._vocabulary_size)
+            params = build_params(sampling, len(prompt), self._context_length)
         except Exception as error:
             raise to_request_error(error) from error
         lora = self._adapters.find(request.lora)

@@ -15,13 +15,8 @@ _SEED_MODULUS = 2**63 - 1024  # vLLM reads -1 as "no seed" and adds the choice's
 _MIN_TOP_P = 1e-6  # vLLM rejects 0, which means: only the most likely token
 
 
-def build_sampling_arguments(
-    sampling: Sampling, prompt_tokens: int, context: int, vocabulary_size: int = 2**31
-) -> dict[str, Any]:
-    """Return keyword arguments for SamplingParams, with max_tokens capped to the remaining context.
-
-    Drops stop tokens outside the vocabulary: none can be generated, and with min_tokens vLLM would index its logits by them.
-    """
+def build_sampling_arguments(sampling: Sampling, prompt_tokens: int, context: int) -> dict[str, Any]:
+    """Return keyword arguments for SamplingParams, with max_tokens capped to the remaining context."""
     remaining = context - prompt_tokens
     max_tokens = remaining if sampling.max_tokens is None else min(sampling.max_tokens, remaining)
     arguments: dict[str, Any] = {
@@ -36,7 +31,7 @@ def build_sampling_arguments(
         "max_tokens": max_tokens,
         "min_tokens": min(int(sampling.value("min_tokens")), max_tokens),
         "stop": list(sampling.stop),
-        "stop_token_ids": [token for token in sampling.stop_token_ids if token < vocabulary_size],
+        "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
         "seed": None if sampling.seed is None else sampling.seed % _SEED_MODULUS,
         "logprobs": sampling.logprobs,
@@ -78,12 +73,12 @@ def apply_default_sampling(sampling: Sampling, settings: Mapping[str, Any], spec
     return sampling
 
 
-def build_params(sampling: Sampling, prompt_tokens: int, context: int, vocabulary_size: int) -> Any:
+def build_params(sampling: Sampling, prompt_tokens: int, context: int) -> Any:
     """Return vLLM's SamplingParams."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    arguments = build_sampling_arguments(sampling, prompt_tokens, context, vocabulary_size)
+    arguments = build_sampling_arguments(sampling, prompt_tokens, context)
     if sampling.guided is not None:
         arguments["structured_outputs"] = StructuredOutputsParams(**build_structured_outputs(sampling.guided))
     return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA, skip_clone=True)

@@ -54,12 +54,6 @@ def test_values_with_another_meaning_in_vllm_are_converted() -> None:
     assert result["seed"] not in (-1, None)
 
 
-def test_stop_tokens_outside_the_vocabulary_are_dropped() -> None:
-    """With min_tokens, vLLM indexes its logits by them: one request would end the engine."""
-    sampling = Sampling(stop_token_ids=(7, 99, 100, 2**31 - 1), min_tokens=4)
-    assert build_sampling_arguments(sampling, 1, 100, vocabulary_size=100)["stop_token_ids"] == [7, 99]
-
-
 def test_every_seed_leaves_room_for_the_choices() -> None:
     for seed in (0, 7, 2**63 - 1, -(2**63)):
         result = build_sampling_arguments(Sampling(seed=seed), 1, 100)["seed"]
