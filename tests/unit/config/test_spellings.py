@@ -174,7 +174,7 @@ def test_show_leaves_out_what_a_variable_overrides(read: Any) -> None:
     assert config.settings_for("llamacpp", "m") == {"context_length": 128, "threads": 2}
     shown = to_json(config)["config"]
     assert shown["models"] == {"m": {"sampling": {"top_k": 2}, "llamacpp": {"threads": 2}}}
-    assert shown["llamacpp"]["context_length"] == 128 and "64" not in to_yaml(config)
+    assert shown["llamacpp"]["context_length"] == 128 and "context_length: 64" not in to_yaml(config)
     assert to_json(read(text))["config"]["models"]["m"]["llamacpp"] == {"context_length": 64, "threads": 2}
 
 

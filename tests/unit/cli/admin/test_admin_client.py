@@ -376,4 +376,4 @@ def test_a_key_on_the_command_line_is_hidden_from_ps(stub: Stub) -> None:
         shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         _, told = process.communicate(timeout=60)
     assert stub.asked[0][3] == "Bearer hush-hush-hush" and process.returncode == 0
-    assert b"hush" not in shown and b"--key\0****" in shown and told == ""
+    assert b"hush" not in shown and b"--key\0****" in shown and "--key" not in told

@@ -89,7 +89,7 @@ def test_a_file_keeps_its_size_unless_quick_is_asked_for(carried_out: list[Study
 
 def test_odd_combinations_are_refused(carried_out: list[Study], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "a.yaml", "-c", "b.yaml"]) == 2
-    assert "two config files" in capsys.readouterr().err
+    assert "pass the file once" in capsys.readouterr().err
     assert main(["experiment", "--url", "http://127.0.0.1:1", "--quick"]) == 2
     assert "remove --quick or --url" in capsys.readouterr().err
     assert not carried_out
