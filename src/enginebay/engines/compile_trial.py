@@ -47,7 +47,7 @@ _INVALID, _EXPENSIVE = "invalid", "expensive"  # codes; the child has more
 _SMALLER = "use smaller repeat counts, and do not repeat what can be empty"
 _PROBLEMS = {
     _EXPENSIVE: ("compiling it takes more than 8 s or 1 GiB", _SMALLER),
-    "slow": ("a step takes more than 50 ms", _SMALLER),
+    "slow": ("a step takes more than 50 ms on average", _SMALLER),
     "no_output": ("no output can match it", "correct it"),
 }
 
