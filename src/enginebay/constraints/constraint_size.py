@@ -30,7 +30,14 @@ _BYTES_PER_STATE = 8
 
 
 def estimate_states(guided: Guided) -> int:
-    """Return about the number of states of the automaton, or `LARGE`."""
+    """Return about the number of states of the automaton, or `LARGE`. Does not raise: the engine rejects what is invalid."""
+    try:
+        return _estimate(guided)
+    except (ValueError, OverflowError, RecursionError):
+        return LARGE
+
+
+def _estimate(guided: Guided) -> int:
     if guided.regex is not None:
         return _count_regex_states(syntax.parse_regex(guided.regex))
     if guided.choice is not None:

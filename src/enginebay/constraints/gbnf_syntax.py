@@ -54,7 +54,7 @@ GrammarNode = Char | CharClass | RuleRef | TokenRef | GrammarRepeat | GrammarGro
 GrammarRules = dict[str, GrammarGroup]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class GrammarFault(Exception):
     """Why a text is no grammar. `limit` is the limit that it exceeds, if it is a matter of size."""
 
@@ -117,7 +117,7 @@ class _GbnfParser:
     def parse_name(self, name: str, start: int) -> None:
         define = _DEFINE.match(self.text, self.at)
         if define is None and self.rule is None:
-            self.fail(f"the name {name[:40]!r} without '::='", start)
+            raise GrammarFault(f"expected '::=' after {name[:40]!r} at {self.locate(start)}")
         if define is None:
             self.groups[-1].nodes.append(RuleRef(name))
             return
@@ -240,4 +240,8 @@ class _GbnfParser:
         return self.text[self.at]
 
     def fail(self, problem: str, position: int) -> NoReturn:
-        raise GrammarFault(f"the grammar has {problem} at position {position}")
+        raise GrammarFault(f"the grammar has {problem} at {self.locate(position)}")
+
+    def locate(self, position: int) -> str:
+        line_start = self.text.rfind("\n", 0, position) + 1
+        return f"line {self.text.count(chr(10), 0, position) + 1}, column {position - line_start + 1}"

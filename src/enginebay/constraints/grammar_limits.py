@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from enginebay.constraints.gbnf_syntax import GrammarFault, parse_gbnf
@@ -13,7 +14,7 @@ from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.util.limit_errors import format_limit_hint, make_limit_error
 
 _CACHE_SIZE = 256
-_LARK_PREFIX = "%llguidance"
+_LARK = re.compile(r"\s*+(?:%llguidance|(?://[^\n]*+\s*+)*+[?!]?\w++[ \t]*+:(?!:))")  # its start, or its first rule
 
 
 def check_grammar(text: str, limits: ConstraintLimits, param: str) -> None:
@@ -23,7 +24,7 @@ def check_grammar(text: str, limits: ConstraintLimits, param: str) -> None:
         raise make_limit_error(f"{param} has {size} bytes", limits, "grammar_bytes", param)
     if "\0" in text:  # ends the string in an engine written in C
         raise InvalidRequest(f"{param} has a NUL character", "remove it", param=param)
-    if text.lstrip().startswith(_LARK_PREFIX):
+    if _LARK.match(text):
         raise Unsupported("only GBNF grammars are supported", "rewrite the grammar in GBNF", param=param)
     fault = _find_fault(text, limits.grammar_depth, limits.grammar_rules, limits.grammar_symbols, limits.grammar_stacks)
     if fault is not None:
@@ -46,8 +47,8 @@ def _find_fault(text: str, depth: int, max_rules: int, max_symbols: int, max_sta
         return fault.with_traceback(None)
     except TooAmbiguous:
         return GrammarFault(
-            f"the grammar is too ambiguous: a short text can go on in more than {max_stacks} ways",
-            "write it so that a text has one reading",
+            f"the grammar is too ambiguous: after a short text, more than {max_stacks} parses are possible",
+            "rewrite it so that each text has one parse",
             "grammar_stacks",
         )
     return None

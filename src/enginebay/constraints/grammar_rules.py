@@ -126,7 +126,7 @@ def check_left_recursion(grammar: FlatGrammar) -> None:
     name = grammar.names[cycle][:60]
     if cycle >= grammar.first_made:
         raise GrammarFault(
-            f"the rule {name!r} repeats without bound what may be empty",
+            f"the rule {name!r} has an unbounded repeat of something that can be empty",
             'repeat something that has at least one character: write "a"* instead of ("a"?)*',
         )
     raise GrammarFault(

@@ -5,6 +5,7 @@ Runs as a script in the engine's environment and imports nothing of Enginebay. A
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -20,8 +21,7 @@ _FRAME = struct.Struct("<I")
 _IDLE_S = 120.0
 _STEPS = 24
 _NICENESS = 10  # the model goes first
-_MAX_STEP_S = 0.05
-_SLOW_STEPS = "each of its steps takes too long"
+_MAX_STEPS_S = _STEPS * 0.05  # together: a few may be slow
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     _send(outgoing, {})
     while (order := _receive(incoming)) is not None:
         _limit_resources(order["cpu_s"], order["memory_bytes"])
-        _send(outgoing, {"problem": _try_constraint(info, order["kind"], order["text"])})
+        _send(outgoing, _try_constraint(info, order))
 
 
 def _receive(incoming: BinaryIO) -> dict[str, Any] | None:
@@ -61,40 +61,49 @@ def _send(outgoing: BinaryIO, message: dict[str, Any]) -> None:
 def _limit_resources(cpu_s: float, memory_bytes: int) -> None:
     """Allow so much more than is used now. Beyond it the kernel ends this process, or allocation fails."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime + cpu_s) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-    with Path("/proc/self/statm").open() as file:
-        mapped = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes, resource.RLIM_INFINITY))
+    _lower_limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + cpu_s) + 1)
+    _lower_limit(resource.RLIMIT_CORE, 0)
+    with contextlib.suppress(OSError, ValueError):  # not every system has such a limit
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _lower_limit(resource.RLIMIT_AS, mapped + memory_bytes)
 
 
-def _try_constraint(info: Any, kind: str, text: str) -> str | None:
-    """Return why the constraint is no good; None if it is."""
+def _lower_limit(kind: int, wanted: int) -> None:
+    """Set the soft limit. The hard limit stays: only root may raise it."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def _try_constraint(info: Any, order: dict[str, Any]) -> dict[str, str]:
+    """Return the code of a problem and its reason; empty if the constraint compiles and can be followed."""
     import xgrammar
 
     try:
-        compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        compiled = (
-            compiler.compile_json_schema(text, any_whitespace=False)
-            if kind == "json"
-            else compiler.compile_regex(text)
-            if kind == "regex"
-            else compiler.compile_grammar(text)
-        )
-        return _follow(xgrammar.GrammarMatcher(compiled), info)
-    except MemoryError:
-        return "it takes too long or too much memory to compile"
+        compiled = _compile(xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False), order)
+        code = _follow(xgrammar.GrammarMatcher(compiled), info)
+        return {} if code is None else {"code": code}
     except Exception as error:
-        return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            return {"code": "expensive"}
+        lines = str(error).strip().splitlines()
+        return {"code": "invalid", "reason": lines[0] if lines else type(error).__name__}
+
+
+def _compile(compiler: Any, order: dict[str, Any]) -> Any:
+    kind, text = order["kind"], order["text"]
+    if kind == "json":
+        return compiler.compile_json_schema(text, any_whitespace=order["any_whitespace"])
+    return compiler.compile_regex(text) if kind == "regex" else compiler.compile_grammar(text)
 
 
 def _follow(matcher: Any, info: Any) -> str | None:
-    """Follow a short output and return what is wrong with it."""
+    """Follow a short output and return the code of a problem. The first step does not count: it allocates memory."""
     import xgrammar
 
     mask = xgrammar.allocate_token_bitmask(1, info.vocab_size)
     choices = random.Random(0)
-    for _ in range(_STEPS):
+    total = 0.0
+    for step in range(_STEPS):
         if matcher.is_terminated():
             return None
         began = time.process_time()
@@ -102,11 +111,12 @@ def _follow(matcher: Any, info: Any) -> str | None:
         spent = time.process_time() - began
         allowed = _list_allowed(mask[0].tolist())
         if not allowed:
-            return "no output can match it"
+            return "no_output"
         began = time.process_time()
         matcher.accept_token(choices.choice(allowed))
-        if spent + time.process_time() - began > _MAX_STEP_S:
-            return _SLOW_STEPS
+        total += spent + time.process_time() - began if step else 0.0
+        if total > _MAX_STEPS_S:
+            return "slow"
     return None
 
 

@@ -87,13 +87,14 @@ def test_the_last_definition_counts() -> None:
     ("text", "expected"),
     [
         ('"a"', "before the first rule"),
-        ("root", "the name 'root' without '::='"),
+        ("root", "expected '::=' after 'root' at line 1, column 1"),
         ("::= x", "without a name"),
-        ('root ::= "a', "a text that does not end at position 9"),
+        ('root ::= "a', "a text that does not end at line 1, column 10"),
         ("root ::= [a", "a '[' that does not end"),
-        ('root ::= ("a"', "an unclosed '(' at position 9"),
-        ('root ::= "a")', "an unmatched ')' at position 12"),
+        ('root ::= ("a"', "an unclosed '(' at line 1, column 10"),
+        ('root ::= "a")', "an unmatched ')' at line 1, column 13"),
         ("root ::= *", "nothing to repeat"),
+        ('root ::= a\na ::= "b")', "an unmatched ')' at line 2, column 10"),
         ('root ::= "a"**', "two consecutive repeats"),
         ('root ::= "a"{3,2}', "the invalid repeat {3,2}"),
         ('root ::= "a"{}', "the invalid repeat"),
@@ -110,7 +111,7 @@ def test_the_last_definition_counts() -> None:
 )
 def test_mistakes_name_their_position(text: str, expected: str) -> None:
     fault = find_fault(text)
-    assert expected in fault.message and "at position" in fault.message and fault.hint
+    assert expected in fault.message and "at line" in fault.message and fault.hint
 
 
 def test_nesting_is_bounded() -> None:

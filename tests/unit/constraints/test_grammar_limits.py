@@ -83,7 +83,7 @@ def test_real_grammars_pass(text: str) -> None:
         ('root ::= root "a" | "b"', "'root' is left-recursive", ""),
         ('root ::= (root)? "a"', "'root' is left-recursive", ""),
         ('root ::= a\na ::= b "x"\nb ::= c? a | "y"\nc ::= "z"', "is left-recursive", ""),
-        ('root ::= "x" (a b)*\na ::= "a"?\nb ::= "b"*', "'root' repeats without bound what may be empty", ""),
+        ('root ::= "x" (a b)*\na ::= "a"?\nb ::= "b"*', "'root' has an unbounded repeat of something that can be empty", ""),
         ('root ::= [^\\x00-\\U0010FFFF]', "a class that matches no text", ""),
         ("root ::= []", "a class that matches no text", ""),
         ("root ::= [\\uD800-\\uDFFF]", "a class that matches no text", ""),
@@ -102,8 +102,13 @@ def test_refusals_name_the_cause_and_the_limit(text: str, message: str, limit: s
     assert (f"server.limits.{limit}" in error.hint) == bool(limit)
 
 
-def test_a_lark_grammar_is_not_supported() -> None:
-    assert isinstance(refusal('%llguidance {}\nstart: "a"'), Unsupported)
+@pytest.mark.parametrize(
+    "text",
+    ['%llguidance {}\nstart: "a"', 'start: "a"', '\n?start : "a" | item\nitem: "b"', "// numbers\nstart: NUMBER"],
+)
+def test_a_lark_grammar_is_not_supported(text: str) -> None:
+    error = refusal(text)
+    assert isinstance(error, Unsupported) and "only GBNF" in error.message
 
 
 def test_the_limits_can_be_raised() -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from enginebay.constraints.constraint_size import LARGE, estimate_states
 from enginebay.contract import Guided
-from enginebay.engines import compile_trial
-from enginebay.engines.compile_trial import CompileTrial, needs_trial
-from enginebay.errors import InvalidRequest
+from enginebay.engines import compile_trial, compile_trial_child
+from enginebay.engines.compile_trial import CompileTrial, check_wait, needs_trial
+from enginebay.errors import EngineFailed, InvalidRequest, Overloaded
 from tests.hostile import corpus_guided
 
 # Stands in for the library in the child process. The constraint's text says what its compilation does.
@@ -31,8 +36,12 @@ class GrammarCompiler:
         pass
 
     def compile_regex(self, text):
-        with open(os.environ["TRIALS"], "a") as file:
+        with open(os.environ["TRIALS"], "a+") as file:
+            file.seek(0)
+            is_first = text[0] not in file.read()
             file.write(text[0])
+        if text[0] == "e" and is_first:
+            os._exit(0)
         if text[0] == "l":
             while True:
                 pass
@@ -77,11 +86,6 @@ def check(trial: CompileTrial, first: str) -> None:
     trial.check(guided, "regex", guided.regex or "")
 
 
-def test_a_small_constraint_needs_no_child(trial: CompileTrial) -> None:
-    trial.check(Guided(regex="a+"), "regex", "a+")
-    assert trial._child is None
-
-
 def test_results_are_remembered(trial: CompileTrial, trials: Path) -> None:
     for _ in range(3):
         check(trial, "a")
@@ -91,13 +95,15 @@ def test_results_are_remembered(trial: CompileTrial, trials: Path) -> None:
     assert trials.read_text() == "ab"
 
 
-@pytest.mark.parametrize("first", ["l", "m", "d"])
-def test_a_runaway_is_refused_and_the_next_constraint_is_tried(trial: CompileTrial, trials: Path, first: str) -> None:
+@pytest.mark.parametrize(("first", "tries"), [("l", 1), ("m", 1), ("d", 2)])
+def test_a_runaway_is_refused_and_the_next_constraint_is_tried(
+    trial: CompileTrial, trials: Path, first: str, tries: int
+) -> None:
     for _ in range(2):
-        with pytest.raises(InvalidRequest, match="too much memory to compile"):
+        with pytest.raises(InvalidRequest, match="takes more than 8 s or 1 GiB"):
             check(trial, first)
     check(trial, "a")
-    assert trials.read_text() == f"{first}a"
+    assert trials.read_text() == f"{first * tries}a"
 
 
 def test_the_child_ends_with_its_parents_pipe(trial: CompileTrial) -> None:
@@ -116,6 +122,98 @@ def test_a_child_that_has_ended_is_replaced(trial: CompileTrial) -> None:
     trial._child.wait()
     check(trial, "c")
     assert trial._child.pid != first
+
+
+def test_a_child_that_ends_without_an_answer_is_replaced(trial: CompileTrial, trials: Path) -> None:
+    """A child that has nothing to do may end just when it gets a constraint."""
+    check(trial, "a")
+    for _ in range(2):
+        check(trial, "e")
+    assert trials.read_text() == "aee"
+
+
+def test_a_child_that_does_not_start_is_no_verdict(trial: CompileTrial, trials: Path) -> None:
+    library = trials.with_name("xgrammar.py")
+    library.write_text("raise ImportError('broken')")
+    with pytest.raises(EngineFailed, match="did not start"):
+        check(trial, "a")
+    assert trial._child is None
+    library.write_text(LIBRARY)
+    check(trial, "a")
+
+
+def test_a_tokenizer_that_cannot_be_described_is_no_verdict(trials: Path) -> None:
+    trial = CompileTrial(lambda: str(1 // 0))
+    with pytest.raises(EngineFailed, match="did not start"):
+        check(trial, "a")
+
+
+def test_a_busy_server_is_no_verdict(trial: CompileTrial, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_trial, "_DEADLINE_S", 0.0)
+        with pytest.raises(Overloaded) as caught:
+            check(trial, "a")
+        assert caught.value.retry_after_s > 1
+    check(trial, "a")
+
+
+def test_a_long_wait_ends() -> None:
+    check_wait(time.monotonic())
+    with pytest.raises(Overloaded):
+        check_wait(time.monotonic() - 60)
+
+
+def test_what_xgrammar_rejects_may_pass(trials: Path) -> None:
+    trial = CompileTrial(lambda: "{}", limits_only=True)
+    check(trial, "b")
+    with pytest.raises(InvalidRequest):
+        check(trial, "m")
+    trial.close()
+
+
+def test_nothing_is_tried_after_the_end(trial: CompileTrial) -> None:
+    check(trial, "a")
+    child = trial._child
+    trial.close()
+    assert child is not None and child.returncode is not None and trial._child is None
+    with pytest.raises(EngineFailed, match="stopped"):
+        check(trial, "c")
+    assert trial._child is None
+
+
+# The child's side
+
+
+def test_limits_stay_below_inherited_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only root may raise a hard limit."""
+    limits: dict[int, tuple[int, int]] = {}
+    hard = {resource.RLIMIT_CPU: 5, resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_CORE: 100}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (hard[kind], hard[kind]))
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    compile_trial_child._limit_resources(10**6, 1 << 20)
+    assert limits[resource.RLIMIT_CPU] == (5, 5)
+    assert limits[resource.RLIMIT_CORE] == (0, 100)
+    assert limits[resource.RLIMIT_AS][0] > 1 << 20 and limits[resource.RLIMIT_AS][1] == resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("slow_steps", "code"), [([], None), ([0], None), ([0, 1, 2, 3, 4], None), ([*range(1, 9)], "slow")]
+)
+def test_a_few_slow_steps_are_allowed(monkeypatch: pytest.MonkeyPatch, slow_steps: list[int], code: str | None) -> None:
+    clock = SimpleNamespace(now=0.0, steps=0)
+
+    def fill(mask: Any) -> None:
+        clock.now += 0.2 if clock.steps in slow_steps else 0.001
+        clock.steps += 1
+
+    row = SimpleNamespace(tolist=lambda: [1])
+    library = SimpleNamespace(allocate_token_bitmask=lambda rows, size: [row])
+    monkeypatch.setitem(sys.modules, "xgrammar", library)  # type: ignore[arg-type]
+    monkeypatch.setattr(compile_trial_child.time, "process_time", lambda: clock.now)
+    matcher = SimpleNamespace(
+        is_terminated=lambda: False, fill_next_token_bitmask=fill, accept_token=lambda token: True
+    )
+    assert compile_trial_child._follow(matcher, SimpleNamespace(vocab_size=32)) == code
 
 
 ORDINARY = [
@@ -141,6 +239,9 @@ def test_ordinary_constraints_need_no_trial(name: str, fields: dict[str, object]
         (Guided(json='{"pattern": "(a?){9}"}'), LARGE),
         (Guided(grammar='root ::= "ab"{3}'), 6),
         (Guided(grammar="root ::= ("), LARGE),
+        (Guided(json="{"), LARGE),
+        (Guided(json='{"maxLength": 1e999}'), LARGE),
+        (Guided(json="[" * 100_000), LARGE),
         (Guided(json='{"maxLength": 500, "x": [{"pattern": "a{7}"}]}'), 512),
     ],
 )

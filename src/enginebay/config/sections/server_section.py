@@ -66,7 +66,7 @@ class ServerLimits:
     grammar_depth: int = _limit_field(32, 1, "maximum nesting of groups in a grammar", maximum=200)
     grammar_rules: int = _limit_field(1024, 1, "maximum rules in a grammar")
     grammar_symbols: int = _limit_field(20_000, 1, "maximum symbols in a grammar, with repeats expanded")
-    grammar_stacks: int = _limit_field(64, 1, "maximum ways in which a recursive grammar may go on from a short text")
+    grammar_stacks: int = _limit_field(64, 1, "maximum parallel parses of a recursive grammar")
     choices: int = _limit_field(1024, 1, "maximum texts in guided_choice, and values per enum in a JSON schema")
     choice_bytes: int = _limit_field(64 << 10, 64, "maximum size of all texts in guided_choice")
     guided: tuple[str, ...] = config_field(

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from enginebay.contract import Guided, Sink
+from enginebay.engines.compile_trial import get_kind
 from enginebay.engines.llamacpp.call_queue import LibraryCall
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
 from enginebay.engines.llamacpp.library import LlamaServer
 from enginebay.engines.llamacpp.llguidance_matcher import DROPPED, ConstraintError, LlguidanceLibrary
 from enginebay.engines.llamacpp.request_body import CompletionAttempt
-from enginebay.engines.llamacpp.stderr_tail import StderrTail, find_schema_error, truncate_reason
-from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, InvalidRequest
+from enginebay.engines.llamacpp.stderr_tail import truncate_reason
+from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, InvalidRequest, Unsupported
 
 _EXTRA_TOKENS = 4  # enough to complete a character, which has at most four bytes
-_SCHEMA_CACHE_SIZE = 256  # checking a schema costs one step of the model
 _ATTEMPT_SEED_OFFSET = 1_000_003
 _BAD_REQUEST = 400
-_PROBE_TEXT = "@"  # no JSON text starts with it
+NO_LLGUIDANCE = "this xllamacpp build has no llguidance"
 _CONSTRAINTS = {"json": "JSON schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
 
 
@@ -34,7 +32,6 @@ class LlamaDriver:
         self._sink = sink
         self._prompt_cache = prompt_cache
         self._llguidance = llguidance
-        self._find_schema_error = lru_cache(_SCHEMA_CACHE_SIZE)(self._try_schema)
 
     def run(self, call: LibraryCall) -> None:
         """Block until every choice of the call has finished. Raises an `EnginebayError` on failure."""
@@ -85,43 +82,14 @@ class LlamaDriver:
         body_builder = call.request.body_builder
         if body_builder.constraint is None or body_builder.guided is None:
             return
-        if self._llguidance is None:
-            if body_builder.schema is not None:
-                self._check_schema(body_builder.schema, body_builder.lora)
-            return
+        if self._llguidance is None:  # llama.cpp would abort, or drop the constraint
+            kind = get_kind(body_builder.guided)
+            raise Unsupported(NO_LLGUIDANCE, "install another version of xllamacpp", param=f"guided_{kind}")
         try:
             for output in call.outputs:
-                output.follow(self._llguidance.start(body_builder.constraint))
+                output.follow(self._llguidance.start(body_builder.constraint, lambda: call.request.cancelled))
         except ConstraintError as problem:
             raise make_constraint_error(body_builder.guided, problem) from None
-
-    def _check_schema(self, schema: Mapping[str, Any], lora: Mapping[str, Any]) -> None:
-        """Reject a schema that the library does not enforce: it would silently generate without a constraint.
-
-        Checks it with the request's adapter. With another one the check would wait for all requests of this adapter.
-        """
-        problem = self._find_schema_error(json.dumps(schema, sort_keys=True), json.dumps(lora))
-        if problem is not None:
-            raise make_schema_error(problem)
-
-    def _try_schema(self, text: str, lora: str) -> str | None:
-        """Return None if the library enforces this JSON schema, else its reason, which may be empty.
-
-        Generates one token, biased towards a text that no JSON starts with. If that token comes out, the schema is not
-        enforced.
-        """
-        tokenized = self._library.call_route("POST", "/tokenize", {"content": _PROBE_TEXT, "add_special": False})
-        token = tokenized["tokens"][-1]
-        schema = json.loads(text)
-        body = {"prompt": [token], "n_predict": 1, "json_schema": schema, "logit_bias": [[token, 1000.0]]}
-        options = {"samplers": ["temperature"], "temperature": 0.0, "verbose": True, "return_tokens": True}
-        stderr = StderrTail()
-        response = self._library.run_completion({**body, **options, **json.loads(lora)})
-        if "error" in response:
-            if response["error"].get("code") != _BAD_REQUEST:
-                raise to_error(response)  # not about the schema
-            return truncate_reason(str(response["error"].get("message", "")))
-        return find_schema_error(stderr.read(), schema) if response["__verbose"]["tokens"] == [token] else None
 
 
 class _ChunkHandler:
@@ -196,8 +164,8 @@ def make_constraint_error(guided: Guided | None, problem: ConstraintError) -> In
     """Return the error for a constraint that llguidance does not take, or cannot follow."""
     kind = next((kind for kind in _CONSTRAINTS if getattr(guided, kind, None) is not None), "json")
     if problem is DROPPED:
-        message = f"llama.cpp cannot keep the output within the {_CONSTRAINTS[kind]}"
-        hint = "use fewer optional parts and smaller counts, and no control tokens"
+        message = f"llama.cpp stopped enforcing the {_CONSTRAINTS[kind]}: it is too complex"
+        hint = f"use fewer optional {'properties' if kind == 'json' else 'parts'} and smaller repeat counts"
     elif problem.is_too_complex:
         message = f"the {_CONSTRAINTS[kind]} is too complex for llama.cpp"
         hint = "use fewer optional parts, fewer alternatives and smaller counts"
@@ -205,15 +173,6 @@ def make_constraint_error(guided: Guided | None, problem: ConstraintError) -> In
         message = f"llama.cpp does not support this {_CONSTRAINTS[kind]}: {truncate_reason(problem.reason)}"
         hint = "change or remove the part it names"
     return InvalidRequest(message, hint, param=f"guided_{kind}")
-
-
-def make_schema_error(problem: str) -> InvalidRequest:
-    """Return the error for an unsupported schema. `problem` is the library's reason, or empty."""
-    message = "llama.cpp does not support this JSON schema"
-    if problem:
-        return InvalidRequest(f"{message}: {problem}", "change or remove the part it names", param="guided_json")
-    hint = "check its types and keywords; see the worker's log"
-    return InvalidRequest(message, hint, param="guided_json")
 
 
 def to_error(response: Mapping[str, Any]) -> EnginebayError:

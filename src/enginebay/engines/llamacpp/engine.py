@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
+from enginebay.contract.sampling_parameters import GUIDED_PARAMETERS
 from enginebay.engines.llamacpp.call_queue import ActiveRequest, CallQueue, LibraryCall, split_choices
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
-from enginebay.engines.llamacpp.completion_driver import LlamaDriver, make_context_overflow, to_error
+from enginebay.engines.llamacpp.completion_driver import NO_LLGUIDANCE, LlamaDriver, make_context_overflow, to_error
 from enginebay.engines.llamacpp.library import LlamaServer, detect_host, import_library, read_gguf_model
 from enginebay.engines.llamacpp.llguidance_matcher import load_llguidance
 from enginebay.engines.llamacpp.load_plan import plan_load
@@ -79,11 +80,19 @@ class LlamaCppEngine:
             reservable_tokens=self._plan.cache_tokens
             if self._plan.has_shared_cache and not self._is_embedding
             else None,
-            warnings=self._plan.warnings,
-            refused={}
-            if self._is_embedding
-            else {"embeddings": "the model is loaded for generation; load it with task: embed"},
+            warnings=(*self._plan.warnings, *self._list_library_warnings()),
+            refused=self._list_refused(),
         )
+
+    def _list_refused(self) -> dict[str, str]:
+        if self._is_embedding:
+            return {}
+        refused = {"embeddings": "the model is loaded for generation; load it with task: embed"}
+        return refused | (dict.fromkeys(GUIDED_PARAMETERS, NO_LLGUIDANCE) if self._llguidance is None else {})
+
+    def _list_library_warnings(self) -> list[str]:
+        is_affected = self._llguidance is None and not self._is_embedding
+        return [f"{NO_LLGUIDANCE}: requests with a constraint are refused"] if is_affected else []
 
     @property
     def _is_embedding(self) -> bool:

@@ -100,9 +100,6 @@ class LlamaServer:
         """Block until the request has finished. Calls `callback` with each chunk; it returns True to cancel."""
         self._server.handle_completions(dict(body), callback)
 
-    def run_completion(self, body: Mapping[str, Any]) -> Any:
-        return self._server.handle_completions({**body, "stream": False})
-
     def embed(self, body: Mapping[str, Any]) -> Any:
         return self._server.handle_embeddings(dict(body))
 

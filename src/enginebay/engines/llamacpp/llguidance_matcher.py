@@ -1,6 +1,6 @@
 """Follow an output with llguidance, to notice when llama.cpp no longer enforces a constraint.
 
-llama.cpp drops a constraint that is too complex and goes on without it; its API does not say so. Its library exports
+llama.cpp drops a constraint that is too complex and continues without it; its API does not say so. Its library exports
 llguidance's C functions, so that an output can be followed byte by byte beside it: with a vocabulary of single bytes,
 the same for every model.
 """
@@ -12,9 +12,9 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
+from enginebay.errors import Cancelled
 from enginebay.text.gguf.gguf_reader import GgufFile
 
 _END_TOKEN = 256
@@ -32,7 +32,7 @@ _SCHEMA_REPORT = "failed to compile JSON schema: "
 
 
 class ConstraintError(Exception):
-    """llguidance does not take the constraint, or cannot go on with it."""
+    """llguidance does not take the constraint, or cannot continue with it."""
 
     def __init__(self, report: str) -> None:
         super().__init__(report)
@@ -61,6 +61,7 @@ class _TokenizerInit(ctypes.Structure):
         ("use_approximate_greedy_tokenize_fn", ctypes.c_bool),
         ("tokenize_user_data", ctypes.c_void_p),
         ("slices", ctypes.c_void_p),
+        ("reserved", ctypes.c_uint64 * 16),  # fields of later versions
     )
 
 
@@ -82,8 +83,9 @@ class LlguidanceLibrary:
         self._declare("llg_matcher_is_accepting", ctypes.c_bool, ctypes.c_void_p)
         self._declare("llg_matcher_is_stopped", ctypes.c_bool, ctypes.c_void_p)
         self._tokenizer = self._create_tokenizer()
-        self._compile = lru_cache(_CACHE_SIZE)(self._try_compile)
-        self._lock = threading.Lock()
+        self._compiled: dict[str, LlguidanceMatcher | ConstraintError] = {}  # oldest first
+        self._compile_lock = threading.Lock()  # one at a time: compiling takes the processor from the model
+        self._clone_lock = threading.Lock()
 
     def _declare(self, name: str, result: Any, *arguments: Any) -> None:
         function = getattr(self.functions, name)
@@ -106,19 +108,30 @@ class LlguidanceLibrary:
             raise OSError(f"llguidance takes no tokenizer: {problem.value.decode(errors='replace')}")
         return int(tokenizer)
 
-    def start(self, grammar: str) -> OutputFollower:
-        """Return a follower at the start of the output. Raises `ConstraintError`."""
-        with self._lock:  # one at a time: compiling takes the processor from the model
-            compiled = self._compile(grammar)
-            if isinstance(compiled, ConstraintError):
-                raise compiled.with_traceback(None)
+    def start(self, grammar: str, is_cancelled: Callable[[], bool] = lambda: False) -> OutputFollower:
+        """Return a follower at the start of the output. Raises `ConstraintError`, or `Cancelled` after a wait."""
+        compiled = self._compiled.get(grammar) or self._compile(grammar, is_cancelled)
+        if isinstance(compiled, ConstraintError):
+            raise ConstraintError(str(compiled))  # a new one: a traceback keeps its request in memory
+        with self._clone_lock:
             return OutputFollower(compiled.clone(), self._get_piece)
+
+    def _compile(self, grammar: str, is_cancelled: Callable[[], bool]) -> LlguidanceMatcher | ConstraintError:
+        with self._compile_lock:
+            if is_cancelled():
+                raise Cancelled("the request was cancelled")
+            compiled = self._compiled.get(grammar)
+            if compiled is None:
+                compiled = self._compiled[grammar] = self._try_compile(grammar)
+                if len(self._compiled) > _CACHE_SIZE:
+                    del self._compiled[next(iter(self._compiled))]
+            return compiled
 
     def _try_compile(self, grammar: str) -> LlguidanceMatcher | ConstraintError:
         try:
             return self._compile_and_try(grammar)
         except ConstraintError as problem:
-            return problem
+            return problem.with_traceback(None)
 
     def _compile_and_try(self, grammar: str) -> LlguidanceMatcher:
         init = (ctypes.c_uint64 * _INIT_WORDS)()
@@ -166,9 +179,11 @@ class OutputFollower:
 class LlguidanceMatcher:
     """Where one output stands in its constraint."""
 
-    def __init__(self, functions: Any, handle: int) -> None:
+    def __init__(self, functions: Any, handle: int | None) -> None:
         self._functions = functions
         self._handle = handle
+        if not handle:
+            raise ConstraintError("llguidance returned no matcher")
 
     def __del__(self) -> None:
         if self._handle:

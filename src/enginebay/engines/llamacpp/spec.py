@@ -33,7 +33,7 @@ REQUEST = {
     "logprobs": honours("of the model's raw distribution; none for a token that ends inside a character"),
     "logit_bias": honours(),
     "guided_json": honours("drops unknown formats"),
-    "guided_regex": honours("but Unicode properties and word boundaries"),
+    "guided_regex": honours(r"except `\p{...}` and `\b`"),
     "guided_grammar": honours(),
     "guided_choice": honours(),
     "lora": honours("adapters in GGUF format"),

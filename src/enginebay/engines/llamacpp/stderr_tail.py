@@ -1,4 +1,4 @@
-"""Read the library's stderr output to find why a load or a JSON schema failed: its API does not say.
+"""Read the library's stderr output to find why a load failed: its API does not say.
 
 Works if stderr is a file, as a worker's log is. Nothing is redirected, so a dying process still logs its last lines.
 """
@@ -6,13 +6,10 @@ Works if stderr is a file, as a worker's log is. Nothing is redirected, so a dyi
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 _MAX_BYTES = 64 * 1024
 _SETTLE_S = 0.1  # the library writes from its own thread
@@ -23,7 +20,6 @@ _OUT_OF_MEMORY_PHRASES = (
     "out of memory",
     "bad_alloc",
 )
-_SCHEMA_REPORT, _REPORT_WHERE, _REPORT_SCHEMA = "failed to compile JSON schema: ", "\n   1 | ", "start: %json "
 _MAX_REASON = 300
 
 
@@ -53,20 +49,6 @@ class StderrTail:
 def is_out_of_memory(text: str) -> bool:
     lowered = text.lower()
     return any(phrase in lowered for phrase in _OUT_OF_MEMORY_PHRASES)
-
-
-def find_schema_error(text: str, schema: Mapping[str, Any]) -> str:
-    """Return why the library rejects this JSON schema; empty if the text does not say.
-
-    Each report quotes its schema, since the text may hold reports of other requests.
-    """
-    for report in text.split(_SCHEMA_REPORT)[1:]:
-        reason, _, where = report.partition(_REPORT_WHERE)
-        quoted = where.partition(_REPORT_SCHEMA)[2].partition("\n")[0]
-        with contextlib.suppress(ValueError):  # cut off
-            if json.loads(quoted) == schema:
-                return truncate_reason(" ".join(reason.split()))
-    return ""
 
 
 def truncate_reason(reason: str) -> str:

@@ -21,7 +21,7 @@ import torch
 import transformers
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
-from enginebay.engines.compile_trial import lower_priority, needs_trial
+from enginebay.engines.compile_trial import check_wait, lower_priority, needs_trial
 from enginebay.engines.transformers import runtime_info
 from enginebay.engines.transformers.adapters import PeftAdapters
 from enginebay.engines.transformers.continuous.continuous_batcher import ContinuousBatcher
@@ -36,7 +36,7 @@ from enginebay.engines.transformers.loading.model_loader import import_lazy_modu
 from enginebay.engines.transformers.sleep import OffloadableWeights, find_sleep_levels
 from enginebay.engines.transformers.static.generate_batcher import GenerateBatcher, OtherWorkFailed
 from enginebay.engines.transformers.step_jobs import StepJob, StepJobQueue
-from enginebay.errors import EnginebayError, EngineFailed, InvalidRequest, OutOfMemory, RequestError, Unsupported
+from enginebay.errors import EnginebayError, EngineFailed, InvalidRequest, OutOfMemory, Unsupported
 from enginebay.util.text_format import summarize_error
 
 _BROKEN_EXIT_CODE = 70
@@ -63,7 +63,7 @@ class TransformersEngine:
         self._next_sequence_id = itertools.count()
         self._seed_source = random.Random(self._options.seed)
         self._compile_pool = ThreadPoolExecutor(1, thread_name_prefix="guided")
-        self._trial_pool = ThreadPoolExecutor(1, "guided-trial", lower_priority)  # large ones: nobody waits for them
+        self._trial_pool = ThreadPoolExecutor(1, "guided-trial", lower_priority)  # small ones do not wait for it
         self._compiler_lock = threading.Lock()
         self._guided_compiler: GuidedCompiler | None = None
         self._closing = False
@@ -146,8 +146,7 @@ class TransformersEngine:
         if request.sampling.guided is None:
             self._inbox.put(self._build_sequences(number, request, seed, None))
         else:
-            pool = self._trial_pool if needs_trial(request.sampling.guided) else self._compile_pool
-            pool.submit(self._submit_guided, number, request, seed)
+            self._compile_pool.submit(self._submit_guided, number, request, seed)
 
     def cancel(self, number: int) -> None:
         if self._output is not None:
@@ -273,12 +272,24 @@ class TransformersEngine:
             raise EngineFailed(f"{self._load.model} could not {action_label}: {summarize_error(error)}") from error
 
     def _submit_guided(self, number: int, request: GenerateRequest, seed: int) -> None:
-        """Compile a constraint and queue its request. Runs in a compile thread: a large schema must not delay other requests."""
+        """Compile a small constraint here, in the compile thread; pass a large one on, so that it delays no other request."""
+        assert request.sampling.guided is not None
+        if needs_trial(request.sampling.guided):
+            self._trial_pool.submit(self._compile_guided, number, request, seed, time.monotonic())
+        else:
+            self._compile_guided(number, request, seed, None)
+
+    def _compile_guided(self, number: int, request: GenerateRequest, seed: int, queued_at: float | None) -> None:
+        """Compile a constraint and queue its request. `queued_at`: since when it waits for a trial; None if it needs none."""
         assert request.sampling.guided is not None and self._output is not None
+        if not self._output.is_open(number):
+            return
         try:
-            constraint = self._get_compiler().compile(request.sampling.guided)
+            if queued_at is not None:
+                check_wait(queued_at)
+            constraint = self._get_compiler().compile(request.sampling.guided, needs_trial=queued_at is not None)
             self._inbox.put(self._build_sequences(number, request, seed, constraint))
-        except RequestError as error:
+        except EnginebayError as error:
             self._output.fail(number, error)
         except Exception as error:
             self._output.fail(number, EngineFailed(f"the guided constraint could not be compiled: {error}"))

@@ -10,12 +10,13 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Guided, Load, Probe, Sink, Stats
-from enginebay.engines.compile_trial import lower_priority, needs_trial
+from enginebay.engines.compile_trial import check_wait, lower_priority, needs_trial
 from enginebay.engines.vllm import async_llm, engine_process, library, model_checks
 from enginebay.engines.vllm.adapters import VllmAdapters
 from enginebay.engines.vllm.async_llm import GenerateDriver
@@ -92,7 +93,7 @@ class VllmEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._prepare_pool = ThreadPoolExecutor(1, thread_name_prefix="vllm-prepare")  # compiles grammars
-        self._trial_pool = ThreadPoolExecutor(1, "guided-trial", lower_priority)  # large ones: nobody waits for them
+        self._trial_pool = ThreadPoolExecutor(1, "guided-trial", lower_priority)  # small ones do not wait for it
         self._trial = create_compile_trial(self._llm)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True)
@@ -371,14 +372,23 @@ class VllmEngine:
             if guided is None:
                 request = self._driver.prepare(*arguments)
             else:
-                pool = self._trial_pool if needs_trial(guided) else self._prepare_pool
-                request = await self._loop.run_in_executor(pool, self._prepare_guided, guided, arguments)
+                request = await self._prepare_guided(guided, arguments)
             if stream.number in self._active:
                 await self._driver.add(stream, request)
         except Exception as error:
             self._fail_request(stream.number, error)
 
-    def _prepare_guided(self, guided: Guided, arguments: tuple[RequestStream, Any, Any, Any]) -> Any:
+    async def _prepare_guided(self, guided: Guided, arguments: tuple[RequestStream, Any, Any, Any]) -> Any:
+        run = self._loop.run_in_executor
+        if await run(self._prepare_pool, needs_trial, guided):
+            return await run(self._trial_pool, self._try_and_prepare, guided, arguments, time.monotonic())
+        return await run(self._prepare_pool, self._driver.prepare, *arguments)
+
+    def _try_and_prepare(self, guided: Guided, arguments: tuple[RequestStream, Any, Any, Any], queued_at: float) -> Any:
+        """Return the prepared request of a large constraint; None if it was cancelled while it waited."""
+        if arguments[0].number not in self._active:
+            return None
+        check_wait(queued_at)
         self._trial.check(guided, *write_trial_source(guided))
         return self._driver.prepare(*arguments)
 

@@ -94,7 +94,9 @@ def create_compile_trial(llm: Any) -> CompileTrial:
         info = xgrammar.TokenizerInfo.from_huggingface(llm.get_tokenizer(), vocab_size=vocab_size)
         return str(info.serialize_json())
 
-    return CompileTrial(describe_tokenizer)
+    config = llm.vllm_config.structured_outputs_config
+    # vLLM falls back to another library where xgrammar rejects a constraint.
+    return CompileTrial(describe_tokenizer, any_whitespace=not config.disable_any_whitespace, limits_only=True)
 
 
 def write_trial_source(guided: Guided) -> tuple[str, str]:

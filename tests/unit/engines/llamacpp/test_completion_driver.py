@@ -1,104 +1,22 @@
+"""Constraints that the library does not take, or stops enforcing while it generates."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from enginebay.contract import FinishReason, GenerateRequest, Guided, Sampling
+from enginebay.contract import FinishReason, GenerateRequest, Guided, Load, Sampling
+from enginebay.contract.sampling_parameters import GUIDED_PARAMETERS
 from enginebay.engines.llamacpp import completion_driver
 from enginebay.engines.llamacpp.call_queue import ActiveRequest, LibraryCall
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
+from enginebay.engines.llamacpp.engine import LlamaCppEngine
 from enginebay.engines.llamacpp.llguidance_matcher import ConstraintError
 from enginebay.engines.llamacpp.request_body import LlamaBodyBuilder
-from enginebay.errors import EngineFailed, InvalidRequest
-
-_PROBE, _BRACE = 31, 90
-
-
-class FakeLibrary:
-    """Supports every JSON schema except those of type `odd`."""
-
-    def __init__(self) -> None:
-        self.tried: list[Any] = []
-
-    def call_route(self, method: str, path: str, body: Mapping[str, Any]) -> Any:
-        return {"tokens": [_PROBE]}
-
-    def run_completion(self, body: Mapping[str, Any]) -> Any:
-        self.tried.append(body["json_schema"])
-        return {"__verbose": {"tokens": [_PROBE if body["json_schema"]["type"] == "odd" else _BRACE]}}
-
-
-def _driver(library: FakeLibrary) -> completion_driver.LlamaDriver:
-    return completion_driver.LlamaDriver(library, None, True)  # type: ignore[arg-type]
-
-
-def test_a_schema_is_checked_once_and_an_unsupported_one_is_refused() -> None:
-    library = FakeLibrary()
-    driver = _driver(library)
-    for _ in range(2):
-        driver._check_schema({"type": "object"}, {})
-        with pytest.raises(InvalidRequest, match="does not support"):
-            driver._check_schema({"type": "odd"}, {})
-    assert library.tried == [{"type": "object"}, {"type": "odd"}]
-
-
-def test_a_schema_is_checked_with_the_requests_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    library, bodies = FakeLibrary(), list[Mapping[str, Any]]()
-    usual = library.run_completion
-    monkeypatch.setattr(library, "run_completion", lambda body: bodies.append(body) or usual(body))  # type: ignore[func-returns-value]
-    lora = {"lora": [{"id": 0, "scale": 1.0}]}
-    _driver(library)._check_schema({"type": "object"}, lora)
-    assert [body["lora"] for body in bodies] == [lora["lora"]]
-
-
-def test_the_schema_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion_driver, "_SCHEMA_CACHE_SIZE", 2)
-    library = FakeLibrary()
-    driver = _driver(library)
-    for name in ("a", "b", "a", "c", "a", "b"):
-        driver._check_schema({"type": name}, {})
-    assert [schema["type"] for schema in library.tried] == ["a", "b", "c", "b"]
-
-
-@pytest.mark.parametrize(
-    ("log_text", "message"),
-    [
-        (
-            "E llg error: at 2(8): failed to compile JSON schema: Invalid type: odd\n   1 | %llguidance {}\n"
-            '   2 | start: %json {"type":"odd"}\n              ^\n',
-            "llama.cpp does not support this JSON schema: Invalid type: odd",
-        ),
-        ("", "llama.cpp does not support this JSON schema"),
-    ],
-)
-def test_the_refusal_quotes_the_librarys_log(monkeypatch: pytest.MonkeyPatch, log_text: str, message: str) -> None:
-    monkeypatch.setattr(completion_driver.StderrTail, "read", lambda _: log_text)
-    with pytest.raises(InvalidRequest) as caught:
-        _driver(FakeLibrary())._check_schema({"type": "odd"}, {})
-    assert (caught.value.message, caught.value.param) == (message, "guided_json")
-
-
-def test_a_server_failure_is_not_cached_as_a_schema_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = FakeLibrary()
-    driver = _driver(library)
-    usual = library.run_completion
-    monkeypatch.setattr(library, "run_completion", lambda _: {"error": {"code": 503, "message": "ending"}})
-    with pytest.raises(EngineFailed, match="ending"):
-        driver._check_schema({"type": "string"}, {})
-    monkeypatch.setattr(library, "run_completion", usual)
-    driver._check_schema({"type": "string"}, {})
-
-
-def test_the_refusal_quotes_the_librarys_response(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = FakeLibrary()
-    monkeypatch.setattr(library, "run_completion", lambda _: {"error": {"code": 400, "message": "no such type"}})
-    with pytest.raises(InvalidRequest, match="schema: no such type"):
-        _driver(library)._check_schema({"type": "odd"}, {})
-
-
-# A constraint that the library gives up while it generates
+from enginebay.errors import InvalidRequest, Unsupported
 
 
 class FakeFollower:
@@ -121,10 +39,13 @@ class FakeFollower:
 
 
 class FakeLlguidance:
-    def start(self, grammar: str) -> FakeFollower:
+    def start(self, grammar: str, is_cancelled: Callable[[], bool]) -> FakeFollower:
         if "odd" in grammar:
             raise ConstraintError("failed to compile JSON schema: odd\n   1 | %llguidance {}\n")
         return FakeFollower(b"ab")
+
+
+_LLGUIDANCE = FakeLlguidance()
 
 
 class ScriptedLibrary:
@@ -160,12 +81,12 @@ class RecordingSink:
         self.reason = reason
 
 
-def _generate(library: ScriptedLibrary, **sampling: Any) -> RecordingSink:
+def _generate(library: ScriptedLibrary, llguidance: Any = _LLGUIDANCE, **sampling: Any) -> RecordingSink:
     sink, fields = RecordingSink(), {"guided": Guided(regex="ab"), **sampling}
     request = GenerateRequest(token_ids=(1,), sampling=Sampling(**fields))
     outputs = [ChoiceOutput(0, request.sampling, 16, lambda *_: [])]
     call = LibraryCall(ActiveRequest(1, LlamaBodyBuilder(request, 64, {})), outputs, 17)
-    driver = completion_driver.LlamaDriver(library, sink, True, FakeLlguidance())  # type: ignore[arg-type]
+    driver = completion_driver.LlamaDriver(library, sink, True, llguidance)  # type: ignore[arg-type]
     driver.run(call)
     return sink
 
@@ -179,7 +100,7 @@ def test_an_output_within_its_constraint_is_sent() -> None:
 def test_an_output_outside_its_constraint_ends_with_an_error(pieces: list[str]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _generate(ScriptedLibrary(pieces))
-    assert "cannot keep the output within" in caught.value.message and caught.value.param == "guided_regex"
+    assert "stopped enforcing the regex" in caught.value.message and caught.value.param == "guided_regex"
 
 
 def test_an_output_that_is_cut_off_is_no_error() -> None:
@@ -198,3 +119,28 @@ def test_the_refusal_quotes_llguidance() -> None:
         _generate(ScriptedLibrary([]), guided=Guided(json='{"type": "odd"}'))
     assert caught.value.message == "llama.cpp does not support this JSON schema: odd"
     assert caught.value.param == "guided_json"
+
+
+@pytest.mark.parametrize("guided", [Guided(regex="ab"), Guided(json="{}"), Guided(choice=("a",))])
+def test_a_build_without_llguidance_gets_no_grammar_of_llguidance(guided: Guided) -> None:
+    """llama.cpp would abort."""
+    with pytest.raises(Unsupported, match="no llguidance") as caught:
+        _generate(ScriptedLibrary(["ab"]), None, guided=guided)
+    assert (caught.value.param or "").startswith("guided_")
+
+
+def test_the_engine_says_that_a_build_has_no_llguidance() -> None:
+    plan = SimpleNamespace(
+        context_length=1, max_batch=1, effective={}, cache_tokens=1, has_shared_cache=False, warnings=()
+    )
+    engine = object.__new__(LlamaCppEngine)
+    vars(engine).update(
+        _load=Load(engine="llamacpp", kind="llamacpp", model="m", path="p"),
+        _plan=plan,
+        _versions={"xllamacpp": "1"},
+        _llguidance=None,
+    )
+    facts = engine.facts()
+    assert set(GUIDED_PARAMETERS) <= facts.refused.keys() and "no llguidance" in facts.warnings[0]
+    vars(engine)["_llguidance"] = _LLGUIDANCE
+    assert not set(GUIDED_PARAMETERS) & engine.facts().refused.keys() and not engine.facts().warnings

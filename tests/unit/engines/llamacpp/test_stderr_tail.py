@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from enginebay.engines.llamacpp.stderr_tail import StderrTail, find_schema_error, is_out_of_memory
+from enginebay.engines.llamacpp.stderr_tail import StderrTail, is_out_of_memory
 
 
 def test_reads_only_new_text(tmp_path: Path) -> None:
@@ -32,27 +32,3 @@ def test_out_of_memory_phrases() -> None:
     assert is_out_of_memory("E ggml_aligned_malloc: insufficient memory (attempted to allocate 2880.00 MB)")
     assert is_out_of_memory("cudaMalloc failed: out of memory")
     assert not is_out_of_memory("E llama_model_load: unknown model architecture: 'foo'")
-
-
-def _report(reason: str, schema: str) -> str:
-    return (
-        f"0.15.783.294 E llg error: at 2(8): failed to compile JSON schema: {reason}\n"
-        f"   1 | %llguidance {{}}\n   2 | start: %json {schema}\n              ^\n\n\n"
-    )
-
-
-def test_finds_the_report_of_the_right_schema() -> None:
-    text = (
-        _report('Unimplemented keys: ["not"]', '{"not":{}}')
-        + "W something else\n"
-        + _report("regex parse error:\n    (?=a)\n    ^^^\nerror: look-around", '{"pattern":"(?=a)"}')
-    )
-    assert find_schema_error(text, {"not": {}}) == 'Unimplemented keys: ["not"]'
-    assert find_schema_error(text, {"pattern": "(?=a)"}) == "regex parse error: (?=a) ^^^ error: look-around"
-    assert find_schema_error(text, {"type": "odd"}) == find_schema_error("", {}) == ""
-
-
-def test_a_cut_report_is_ignored_and_a_long_one_is_truncated() -> None:
-    text = _report("x" * 1000, '{"not":{}}')
-    assert find_schema_error(text[:1100], {"not": {}}) == ""
-    assert find_schema_error(text, {"not": {}}) == "x" * 300 + "..."

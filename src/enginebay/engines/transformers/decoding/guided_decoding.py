@@ -10,7 +10,7 @@ from typing import Any
 from enginebay.constraints.gbnf_writer import normalize_gbnf
 from enginebay.contract import Guided
 from enginebay.engines.compile_trial import CompileTrial, get_kind
-from enginebay.errors import InvalidRequest
+from enginebay.errors import EnginebayError, InvalidRequest
 
 _CPP_LOCATION = re.compile(r"^\S*\s*\S*\.(cc|h):\d+:\s*")
 
@@ -71,13 +71,16 @@ class GuidedCompiler:
         self._trial = CompileTrial(info.serialize_json)
         self._printable_bitmask = _build_bitmask_without(find_control_tokens(info.decoded_vocab), vocab_size)
 
-    def compile(self, guided: Guided) -> GrammarConstraint:
+    def compile(self, guided: Guided, needs_trial: bool) -> GrammarConstraint:
         import xgrammar
 
-        source = write_source(guided)
-        self._trial.check(guided, *source)
         try:
+            source = write_source(guided)
+            if needs_trial:
+                self._trial.check(guided, *source)
             compiled = self._compile_grammar(*source)
+        except EnginebayError:
+            raise
         except Exception as error:  # xgrammar raises RuntimeErrors that start with a C++ location
             reason = _CPP_LOCATION.sub("", str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
             raise InvalidRequest(

@@ -76,7 +76,7 @@ class OutputWriter:
 def _make_dead_end_error(sequence: SequenceState) -> InvalidRequest:
     assert sequence.sampling.guided is not None
     return InvalidRequest(
-        "no token of the model can continue the output within its constraint",
-        "change the constraint",
+        "the output reached a dead end: no token of this model satisfies the constraint",
+        "allow more characters at this point",
         param=f"guided_{get_kind(sequence.sampling.guided)}",
     )

@@ -156,8 +156,8 @@ def _build_guided(name: str, value: Any, param: str, limits: ServerLimits) -> Gu
 def _check_kind(kind: str, limits: ServerLimits, param: str) -> None:
     """Raise `Unsupported` if this server takes no constraints of this kind."""
     if kind not in limits.guided:
-        taken = f"this server takes {', '.join(limits.guided)}" if limits.guided else "this server takes no constraints"
-        raise Unsupported(f"{param} is turned off", f"{taken}; set by server.limits.guided", param=param)
+        allowed = f"allowed: {', '.join(limits.guided) or 'none'} (server.limits.guided)"
+        raise Unsupported(f"{param} is disabled on this server", allowed, param=param)
 
 
 def _check_choices(choices: list[str], limits: ServerLimits, param: str) -> None:
