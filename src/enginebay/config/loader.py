@@ -17,6 +17,7 @@ from enginebay.config.entries.config_entry import (
     find_untrusted_file,
     merge,
 )
+from enginebay.config.entries.yaml_reader import read_yaml_file
 from enginebay.config.layers.canonical_keys import canonicalize
 from enginebay.config.layers.layer_sources import (
     build_flag_layer,
@@ -26,6 +27,7 @@ from enginebay.config.layers.layer_sources import (
     is_found_locally,
     read_environment_layer,
     read_file_layer,
+    require_file,
 )
 from enginebay.config.preset_registry import find_preset
 from enginebay.config.resolved_config import Config, ConfigWarning, ModelConfig, find_unsupported_context_length
@@ -163,7 +165,8 @@ def validate_config(
     known_keys = ConfigKeys(_installed_specs() if specs is None else specs)
     problems = ProblemCollector()
     chosen = None if preset is None else find_preset(preset)
-    file, needs_trust = find_config_file(path, environ), is_found_locally(path, environ)
+    file = find_config_file(path, environ)
+    needs_trust = is_found_locally(file, path, environ)
     file_layer = read_file_layer(file, problems, needs_trust)
     root = canonicalize(build_preset_layer(chosen), known_keys, problems)
     root = merge(root, _drop_auto_engine(canonicalize(file_layer, known_keys, problems), chosen))
@@ -174,10 +177,8 @@ def validate_config(
     ):
         root = merge(root, canonicalize(layer, known_keys, problems))
     config = _ConfigBuilder(known_keys, problems, file).build(root.value)
-    if SWEEP_KEY in config.entries and not changes:
-        sweep = config.entries[SWEEP_KEY]
-        check = partial(_validate_changes, known_keys=known_keys, untrusted_file=find_untrusted_file(sweep))
-        problems.items += find_sweep_problems(sweep, check)
+    if not changes:
+        problems.items += _find_sweep_problems(config, known_keys)
     warnings = [*_collect_warnings(config), *_find_unused_preset(config, chosen)]
     if strict:
         problems.items += warnings
@@ -185,6 +186,32 @@ def validate_config(
         config, warnings=tuple(map(ConfigWarning.from_problem, warnings)), trusted=file_layer.origin.trusted
     )
     return ValidationResult(config, tuple(_sort_problems(dict.fromkeys(problems.items))))
+
+
+def inspect_file(path: Path) -> tuple[bytes, list[ConfigProblem]]:
+    """Return the content of a file, and what only a trusted file may do in it. Raises `ConfigError` if it cannot be read."""
+    contents: list[bytes] = []
+
+    def keep(content: bytes) -> bool:
+        contents.append(content)
+        return False
+
+    known_keys, problems = ConfigKeys(_installed_specs()), ProblemCollector()
+    file = require_file(path, "pass the path of an existing file")
+    layer = read_yaml_file(file, str(file), problems, keep)
+    if not contents:
+        raise to_config_error(tuple(problems.items))
+    config = _ConfigBuilder(known_keys, problems, path).build(canonicalize(layer, known_keys, problems).value)
+    problems.items += _find_sweep_problems(config, known_keys)
+    return contents[0], _sort_problems(dict.fromkeys(problem for problem in problems.items if problem.sensitive))
+
+
+def _find_sweep_problems(config: Config, known_keys: ConfigKeys) -> list[ConfigProblem]:
+    if SWEEP_KEY not in config.entries:
+        return []
+    sweep = config.entries[SWEEP_KEY]
+    check = partial(_validate_changes, known_keys=known_keys, untrusted_file=find_untrusted_file(sweep))
+    return find_sweep_problems(sweep, check)
 
 
 def _validate_changes(changes: Mapping[str, Any], known_keys: ConfigKeys, untrusted_file: str) -> list[ConfigProblem]:

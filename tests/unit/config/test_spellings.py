@@ -91,7 +91,7 @@ def test_a_model_may_be_just_its_source(read: Any) -> None:
     [
         ("idle_s: 10m", 600.0), ("idle_s: 90", 90.0), ("idle_s: -1", None), ("idle_s: 0", 0.0),
         ("keep_alive: 10m", 600.0), ("keep_alive: 1h30m", 5400.0), ("keep_alive: -1", None), ("keep_alive: -1m", None),
-        ("keep_alive: 0", 0.0), ("keep_alive: '300'", 300.0), ("ttl: 300", 300.0), ("ttl: 0", None), ("ttl: -1", None),
+        ("keep_alive: 0", 0.0), ("keep_alive: '300'", 300.0), ("ttl: 300", 300.0), ("ttl: 0", None), ("ttl: 0.0", None), ("ttl: 0s", None), ("ttl: '0'", None), ("ttl: -1", None),
     ],
 )  # fmt: skip
 def test_idle_times(read: Any, text: str, idle_s: float | None) -> None:
@@ -187,7 +187,7 @@ def test_show_leaves_out_a_context_length_that_a_variable_overrides(read: Any) -
 
 
 @pytest.mark.parametrize(
-    ("key", "said"), [("cmd", "set source, engine"), ("from", "set source"), ("parameters", "sampling")]
+    ("key", "said"), [("cmd", "set source and engine"), ("from", "set source"), ("parameters", "sampling")]
 )
 def test_keys_of_other_tools_name_ours(read: Any, key: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:

@@ -34,10 +34,13 @@ SENSITIVE = {
     "transformers: {extra: {x: y}}": "transformers.extra",
     "vllm: {trust_remote_code: true}": "vllm.trust_remote_code",
     "vllm: {extra: {worker_cls: theirs.Worker}}": "vllm.extra",
+    "vllm: {speculative: {model: org/name}}": "vllm.speculative.model",
+    "vllm: {distributed_backend: ray}": "vllm.distributed_backend",
     "llamacpp: {extra: {model.url: x}}": "llamacpp.extra",
     "server: {keys_file: k.yaml}": "server.keys_file",
     "server: {allow_without_key: true}": "server.allow_without_key",
     "server: {cors_origins: '*'}": "server.cors_origins",
+    "server: {log_prompts: true}": "server.log_prompts",
     "sweep: {openai.url: ['http://x/v1']}": "sweep.openai.url",
     "sweep: [{models: {m: {trust_remote_code: [true]}}}]": "sweep.models.m.trust_remote_code",
 }
@@ -65,7 +68,8 @@ def test_a_local_file_may_not_set_it(local: Path, text: str, key: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_config()
     assert f"enginebay.yaml:1: {key}: " in error.value.message
-    assert "bay config trust enginebay.yaml" in error.value.message
+    assert "not allowed in an untrusted ./enginebay.yaml." in error.value.message
+    assert "then run: bay config trust" in error.value.message
 
 
 @pytest.mark.parametrize("text", SENSITIVE)
@@ -80,6 +84,16 @@ def test_the_file_of_the_home_may(local: Path, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.yaml").write_text(HOSTILE)
     assert load_config().settings_for("openai")["url"] == "https://evil.example/v1"
+
+
+def test_a_file_that_appears_and_vanishes_is_not_trusted(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look decides which file is read and whether it needs trust."""
+    local.write_text(HOSTILE)
+    looks = iter([True])
+    is_file = Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: next(looks, False) if path == local else is_file(path))
+    result = validate_config()
+    assert not result.config.trusted and "openai.url" in [problem.key for problem in result.problems]
 
 
 def test_flags_and_variables_may_set_what_the_file_may_not(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,12 +123,38 @@ def test_a_trusted_file_is_trusted_until_it_changes(local: Path, capsys: pytest.
     local.write_text(HOSTILE + "# another one\n")
     capsys.readouterr()
     assert main(["config", "show"]) == 2
-    assert "bay config trust enginebay.yaml" in capsys.readouterr().err
+    assert "then run: bay config trust" in capsys.readouterr().err
     assert main(["config", "trust", "enginebay.yaml"]) == 0
     load_config()
     assert main(["config", "trust", "--revoke"]) == 0
     with pytest.raises(ConfigError):
         load_config()
+
+
+def test_trusting_prints_what_the_file_may_do_then(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    local.write_text(HOSTILE + "sweep: {vllm.extra: [{a: 1}]}\nmodel_name: [nonsense]\n")
+    for _ in range(2):  # also when it is trusted already
+        assert main(["config", "trust"]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "enginebay.yaml:3: models.gpt.may_leave_host: sends prompts to another host",
+            "enginebay.yaml:5: openai.url: sends prompts to a URL",
+            "enginebay.yaml:6: openai.key_file: names a secret",
+            "enginebay.yaml:7: sweep.vllm.extra: may run code",
+            "enginebay.yaml: trusted as it is now; trust it again after a change",
+        ]
+
+
+def test_a_key_in_the_listing_cannot_move_the_cursor(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    local.write_text('models: {"m\\e[2K": {trust_remote_code: true}}')
+    assert main(["config", "trust"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "trust_remote_code: runs code" in out
+
+
+def test_a_file_that_is_too_large_is_not_trusted(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    local.write_bytes(b"#" * ((1 << 20) + 1))
+    assert main(["config", "trust"]) == 2
+    assert "over 1 MiB" in capsys.readouterr().err
 
 
 def test_the_same_content_elsewhere_is_not_trusted(

@@ -68,7 +68,7 @@ def _request_json(
     server = resolve_server(url)
     if not key and not server.is_local:
         raise UsageError(
-            f"managing the server at {server.url} needs an API key: it is on another host",
+            f"the server at {server.url} is on another host: managing it needs an admin API key",
             "pass --key-file with a key of admin scope, or set ENGINEBAY_ADMIN_KEY",
             param="key",
         )
@@ -88,7 +88,7 @@ def fetch(
     body: Mapping[str, object] | None = None,
     timeout_s: float | None = _GET_TIMEOUT_S,
 ) -> HttpResponse:
-    """Return the response, whatever its status. Raises `ServerUnreachable`."""
+    """Return the response, whatever its status. Raises `ServerUnreachable`, and `UsageError` if the key may not go there."""
     from http.client import HTTPException
 
     from enginebay.util.http_client import HttpClient
@@ -96,9 +96,10 @@ def fetch(
     parts = urlsplit(server.url)
     uses_tls = parts.scheme == "https"
     address = parts.hostname or "", parts.port or (443 if uses_tls else 80)
+    headers = _build_headers(server, path, key)
     try:
         with HttpClient(address, uses_tls=uses_tls, timeout_s=timeout_s, direct=server.is_local) as client:
-            return client.request(f"{parts.path}/{path}", _build_headers(server, path, key), body)
+            return client.request(f"{parts.path}/{path}", headers, body)
     except HTTPException as error:
         hint = "check that the URL is that of an Enginebay server"
         raise ServerUnreachable(f"no usable response from {server.url}: {error}", hint) from None
@@ -111,6 +112,13 @@ def _build_headers(server: ServerAddress, path: str, key: str | None) -> dict[st
     from enginebay.util.http_policy import build_token_headers
 
     token = build_token_headers(server.url) if server.is_local and path.startswith("admin/") else {}
+    # A server with a token listens on its port of 127.0.0.1, but anybody may on that port of another address.
+    if server.untrusted_file and (key or (token and urlsplit(server.url).hostname != urlsplit(DEFAULT_URL).hostname)):
+        raise UsageError(
+            f"the key is not sent to {server.url}: an untrusted ./{server.untrusted_file} sets this address",
+            f"review the file, then run: bay config trust; or pass --url {server.url}",
+            param="url",
+        )
     return {"Authorization": f"Bearer {key}", **token} if key else token
 
 

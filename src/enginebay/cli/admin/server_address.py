@@ -6,9 +6,13 @@ import socket
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from enginebay.errors import EnginebayError, UsageError
 from enginebay.util.http_policy import is_loopback
+
+if TYPE_CHECKING:
+    from enginebay.config.resolved_config import Config
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 START_HINT = "start one with `bay serve`, or pass --url"
@@ -21,6 +25,7 @@ class ServerAddress:
     url: str
     is_local: bool
     hint: str = START_HINT
+    untrusted_file: str = ""  # the config file that sets the address; whoever wrote it may listen there
 
 
 _config_file: Path | None = None  # of this command
@@ -72,9 +77,15 @@ def _read_configured_address() -> ServerAddress:
     if address is None:  # a remote host could collect the key
         return _build_address_with_hint(DEFAULT_URL, f"server.host is {host}, which is not an address of this host")
     url = build_url(address, port) if port else DEFAULT_URL
-    if result.problems:
-        return _build_address_with_hint(url, "the configuration is invalid: see `bay config validate`")
-    return ServerAddress(url, True)
+    hint = f"{START_HINT}; the configuration is invalid: see `bay config validate`" if result.problems else START_HINT
+    return ServerAddress(url, True, hint, "" if url == DEFAULT_URL else _find_untrusted_file(result.config))
+
+
+def _find_untrusted_file(config: Config) -> str:
+    from enginebay.config.entries.config_entry import find_untrusted_file
+
+    entries = config.section_entries["server"]
+    return next(filter(None, (find_untrusted_file(entries[name]) for name in ("host", "port") if name in entries)), "")
 
 
 def _build_address_with_hint(url: str, reason: str) -> ServerAddress:

@@ -17,7 +17,7 @@ from enginebay.cli.output.console import note
 from enginebay.cli.termination import Terminated
 from enginebay.contract import Delta, FinishReason
 from enginebay.contract.engine_messages import Done
-from enginebay.errors import RequestError, UsageError
+from enginebay.errors import EnginebayError, RequestError, UsageError
 from enginebay.stack import Stack
 
 app = create_app()
@@ -63,6 +63,8 @@ class _ChatSession:
     def __init__(self, options: dict[str, Any], sampling: dict[str, Any], lora: str | None) -> None:
         self._options, self._sampling, self._lora = options, sampling, lora
         self._stack: Stack | None = None
+        self._is_loaded = False
+        self._progress = stack_options.StatusLine()
 
     @property
     def stack(self) -> Stack:
@@ -70,25 +72,44 @@ class _ChatSession:
         return self._stack
 
     def open(self, model: str | None) -> str:
-        """Load a model instead of the current one, and return its name. On failure the current one stays."""
-        progress, previous = stack_options.StatusLine(), self._stack
-        stack = Stack(model, say=progress.update, **self._options, **self._sampling)
+        """Load a model instead of the current one, and return its name."""
+        stack = Stack(model, say=self._progress.update, **self._options, **self._sampling)
         try:
             plan = stack.prepare()  # an unknown model, engine or adapter fails here, before anything is unloaded
             stack_options.check_adapter_name(plan, self._lora)
-            if previous is not None:
-                previous.close()
+            self._is_loaded = False
+            self.close()
             self._stack = stack.open()
-        except BaseException:
-            if previous is not None and self._stack is previous:
-                self._stack = previous.open()
-            raise
+            self._is_loaded = True
         finally:
-            progress.clear()
+            self._progress.clear()
         stack_options.show_warnings(stack.warnings)
         if sys.stdin.isatty():
             note(f"{stack.facts.model} on {stack.facts.kind} {stack.facts.version}. /help lists the commands")
         return plan.model
+
+    def switch(self, model: str) -> str:
+        """Like `open`, but on failure and on Ctrl-C the current model stays. A second Ctrl-C stops its reload."""
+        try:
+            return self.open(model)
+        except Terminated:
+            raise
+        except KeyboardInterrupt:
+            self._reload()
+            raise EnginebayError(f"stopped; the model is still {self.stack.facts.model}") from None
+        except EnginebayError:
+            self._reload()
+            raise
+
+    def _reload(self) -> None:
+        """Load the current model again if it was unloaded."""
+        if not self._is_loaded:
+            try:
+                self.close()  # Ctrl-C may have cut it short
+                self.stack.open()
+                self._is_loaded = True
+            finally:
+                self._progress.clear()
 
     def close(self) -> None:
         if self._stack is not None:
@@ -100,7 +121,7 @@ class _ChatSession:
 
 def converse(session: _ChatSession, conversation: Conversation) -> None:
     """Answer messages and run commands until the input ends."""
-    commands = ChatCommands(conversation, session.open, note)
+    commands = ChatCommands(conversation, session.switch, note)
     for message in ChatInput():
         if message.startswith("/") and "\n" not in message:
             if not commands.run(message):

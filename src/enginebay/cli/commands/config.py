@@ -113,23 +113,21 @@ def trust(
     file: Annotated[Path, typer.Argument(help="Config file to trust")] = Path("enginebay.yaml"),
     revoke: Annotated[bool, typer.Option("--revoke", help="Stop trusting it")] = False,
 ) -> None:
-    """Trust a config file, until its content changes, to name secrets, URLs and code.
+    """Allow a config file to use secrets, remote URLs and code, until its content changes.
 
     Only a file that is found as ./enginebay.yaml needs it: anybody could have put it into the directory. One that you
-    pass with -c, or that ENGINEBAY_CONFIG or ENGINEBAY_HOME names, is trusted by that.
+    pass with -c, or that ENGINEBAY_CONFIG or ENGINEBAY_HOME names, is always trusted.
     """
+    from enginebay.config.loader import inspect_file
     from enginebay.config.trusted_files import revoke_trust, trust_file
-    from enginebay.errors import ConfigError
+    from enginebay.server.telemetry.log_format import escape_unprintable
 
     if revoke:
         print(f"{file}: no longer trusted" if revoke_trust(file) else f"{file}: was not trusted")
         return
-    try:
-        content = file.read_bytes() if file.is_file() else None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
-    if content is None:
-        raise ConfigError(f"config file not found: {file}", "pass the path of an existing file")
+    content, granted = inspect_file(file)
+    for key in granted:
+        print(escape_unprintable(f"{key.origin}: {key.key}: {key.sensitive}"))
     trust_file(file, content)
     print(f"{file}: trusted as it is now; trust it again after a change")
 

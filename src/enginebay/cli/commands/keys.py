@@ -22,7 +22,7 @@ FileOption = Annotated[
 RateOption = Annotated[int | None, typer.Option(min=1, help="Limit per minute (default: none)")]
 WeightOption = Annotated[int, typer.Option(min=1, help="Share of a busy model, relative to other keys")]
 MaxRunningOption = Annotated[
-    int | None, typer.Option(min=1, help="Requests that a model runs at once (default: no limit)")
+    int | None, typer.Option(min=1, help="Maximum concurrent requests of this key, per model (default: no limit)")
 ]
 
 

@@ -13,15 +13,15 @@ from enginebay.errors import EnginebayError, UsageError
 from enginebay.util.text_format import find_nearest, pluralize
 
 HELP = '''\
-/set NAME VALUE    set a sampling parameter, such as temperature; without VALUE: the default
-/set system TEXT   set the system message; without TEXT: none
+/set NAME VALUE    set a sampling parameter, such as temperature; no VALUE resets it
+/set system TEXT   set the system message; no TEXT removes it
 /set               show what is set
 /model NAME        switch to another model and keep the conversation
 /clear             forget the conversation (also /reset)
 /save FILE         write the conversation as JSON
-/bye               leave (also /exit, /quit, Ctrl-D)
+/bye               quit (also /exit, /quit, Ctrl-D)
 """                begins and ends a message of several lines; \\ at the end of a line continues it
-Ctrl-C             stops an answer, clears a line, or leaves at an empty one'''
+Ctrl-C             stops an answer, clears a line, or exits on an empty line'''
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class ChatCommands:
     say: Callable[[str], None]
 
     def run(self, line: str) -> bool:
-        """Run one command; return False to leave. Reports an unknown one."""
+        """Run one command; return False to quit. Reports an unknown one."""
         name, _, rest = line.partition(" ")
         if name in ("/bye", "/exit", "/quit"):
             return False
@@ -97,7 +97,7 @@ class ChatCommands:
         )
         if value is None:
             self.conversation.sampling.pop(name, None)
-            self.say(f"{name} has its default")
+            self.say(f"{name}: default")
             return
         parse_sampling({**self.conversation.sampling, name: value})
         self.conversation.sampling[name] = value

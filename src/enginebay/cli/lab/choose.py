@@ -211,23 +211,14 @@ def _resolve_source(model: str, config: Config) -> str:
 
 
 def _measure_speeds(plan: SearchPlan, progress: SearchProgress) -> list[EngineSpeed | EnginebayError]:
-    """Measure the speed of each engine in a few seconds, or return why it cannot run."""
-    from enginebay.cli.lab.study_planning import read_tokenizer
-    from enginebay.lab.study.engine_speed import measure_speed
-
-    speeds: list[EngineSpeed | EnginebayError] = []
-    for point in plan.points:
-        try:
-            speeds.append(measure_speed(point, read_tokenizer, progress.show_phase))
-        except EnginebayError as error:
-            speeds.append(error)
+    speeds = quick_study.measure_speeds(plan.points, progress.show_phase)
     progress.clear()
     return speeds
 
 
 def _size_answers(plan: SearchPlan, loaded: Config, speeds: Sequence[EngineSpeed | EnginebayError]) -> SearchPlan:
     """Shorten the answers on a slow host, unless the user chose their length."""
-    from enginebay.lab.search.search_duration import pick_output_tokens
+    from enginebay.lab.search.search_duration import ENGINE_BUDGET_S, pick_output_tokens
     from enginebay.lab.study.study_point import plan_run
 
     known = [speed for speed in speeds if not isinstance(speed, EnginebayError)]
@@ -238,8 +229,8 @@ def _size_answers(plan: SearchPlan, loaded: Config, speeds: Sequence[EngineSpeed
     if shorter >= length:
         return plan
     note(
-        f"this host is slow: {shorter} output tokens per answer instead of {length}, so that the search ends soon; "
-        f"--output-tokens {length} keeps them"
+        f"this host is slow: {shorter} output tokens per answer instead of {length}, to keep the search under "
+        f"{ENGINE_BUDGET_S / 60:.0f} minutes per engine; pass --output-tokens {length} to override"
     )
     points = [replace(point, workload={**point.workload, "output_tokens": shorter}) for point in plan.points]
     return replace(plan, points=points)

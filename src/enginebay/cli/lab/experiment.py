@@ -193,7 +193,7 @@ def _size_study(points: list[StudyPoint], config: Config) -> tuple[list[StudyPoi
     sized = quick_study.size_points(points, config, progress.show_phase)
     progress.clear()
     note(sized.summary)
-    return sized.points, [*sized.expected_s]
+    return sized.points, sized.expected_s
 
 
 def _carry_out(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginebay.errors import UsageError
+from enginebay.errors import EnginebayError, UsageError
 
 if TYPE_CHECKING:
     from enginebay.config.resolved_config import Config
@@ -23,7 +23,7 @@ class SizedStudy:
     """A study sized by the measured speed of its engines."""
 
     points: list[StudyPoint]
-    expected_s: list[float]  # of a run of each point
+    expected_s: list[float | None]  # of a run of each point; None: its engine failed
     summary: str
 
 
@@ -33,7 +33,7 @@ def is_quick(config: Config, requested: bool, *, from_file: bool) -> bool:
     if not requested:
         return not from_file and key is None
     if key is not None:
-        raise UsageError(f"--quick sizes the study itself, but {key} is set", f"remove {key} or --quick")
+        raise UsageError(f"--quick chooses the number of requests, but {key} sets it", f"remove {key} or --quick")
     return True
 
 
@@ -65,22 +65,45 @@ def count_quick_cycles(config: Config) -> int:
 
 
 def size_points(points: Sequence[StudyPoint], config: Config, on_status: Callable[[str], None]) -> SizedStudy:
-    """Measure the engines' speed, and size the study accordingly. Raises `EnginebayError`."""
-    from enginebay.cli.lab.study_planning import read_tokenizer
-    from enginebay.lab.study.engine_speed import measure_speed
+    """Measure the engines' speed, and size the study by those that run. Raises `EnginebayError` if none does."""
     from enginebay.lab.study.study_point import plan_run
     from enginebay.lab.study.study_size import OUTPUT_TOKENS, apply_size, estimate_run_s, size_study
 
-    speeds = [measure_speed(point, read_tokenizer, on_status) for point in points]
+    speeds = measure_speeds(points, on_status)
+    known = {
+        point.label: speed for point, speed in zip(points, speeds, strict=True) if not isinstance(speed, EnginebayError)
+    }
+    failures = [speed for speed in speeds if isinstance(speed, EnginebayError)]
+    if not known:
+        raise failures[0]
     fixed = get_output_tokens(points[0])
     parity = plan_run(points[0]).parity
-    size = size_study(speeds, parity, (fixed,) if sets_output_length(config) else OUTPUT_TOKENS)
+    size = size_study(known.values(), parity, (fixed,) if sets_output_length(config) else OUTPUT_TOKENS)
     summary = (
-        f"{format_speeds({point.label: speed for point, speed in zip(points, speeds, strict=True)}, size.output_tokens)}: "
-        f"each run sends {size.requests} requests for {size.output_tokens} tokens; a profile or limits.requests set their number"
+        f"{format_speeds(known, size.output_tokens)}: each run sends {size.requests} requests for "
+        f"{size.output_tokens} tokens; to choose the number yourself, set limits.requests or a profile"
     )
     sized = [apply_size(point, size) for point in points]
-    return SizedStudy(sized, [estimate_run_s(speed, size, parity) for speed in speeds], summary)
+    expected_s = [
+        None if isinstance(speed, EnginebayError) else estimate_run_s(speed, size, parity) for speed in speeds
+    ]
+    return SizedStudy(sized, expected_s, summary)
+
+
+def measure_speeds(
+    points: Sequence[StudyPoint], on_status: Callable[[str], None]
+) -> list[EngineSpeed | EnginebayError]:
+    """Measure the speed of each engine in a few seconds, or return why it cannot run."""
+    from enginebay.cli.lab.study_planning import read_tokenizer
+    from enginebay.lab.study.engine_speed import measure_speed
+
+    speeds: list[EngineSpeed | EnginebayError] = []
+    for point in points:
+        try:
+            speeds.append(measure_speed(point, read_tokenizer, on_status))
+        except EnginebayError as error:
+            speeds.append(error)
+    return speeds
 
 
 def get_output_tokens(point: StudyPoint) -> int:
@@ -124,7 +147,7 @@ def describe_duration(points: Sequence[StudyPoint], expected_s: Sequence[float |
     )
     sending = [estimate_sending_s(plan_run(point)) or 0.0 for point in points]
     at_least = f", at least {format_about(sum(sending) * cycles).removeprefix('about ')}" if sum(sending) else ""
-    return f"{ESTIMATE_UNKNOWN}{at_least}: no earlier run of {unknown} with this workload tells how fast it is here"
+    return f"{ESTIMATE_UNKNOWN}{at_least}: {unknown} has not run this workload on this host yet"
 
 
 def describe_quick_duration(points: int, cycles: int) -> str:

@@ -250,7 +250,7 @@ def _show_comparison(comparison: dict[str, Any]) -> None:
         for name in select_headlines(comparison["figures"])
     ]
     if rows:
-        print_table(("figure", "a", "b", "b - a", "b / a", "outlook"), rows)
+        print_table(("figure", "a", "b", "b - a", "b / a", "result"), rows)
     if comparison["parity"]:
         print()
         print_table(("parity", "b against a"), _build_parity_rows(comparison["parity"]))

@@ -37,7 +37,7 @@ KeyOption = Annotated[
     str | None,
     typer.Option(
         "--key",
-        help="API key, if the server requires one; rather use --key-file or the variable",
+        help="API key, if the server requires one; prefer --key-file or the environment variable",
         envvar=["ENGINEBAY_ADMIN_KEY", "ENGINEBAY_API_KEY"],
         show_envvar=True,
         callback=_resolve_key,

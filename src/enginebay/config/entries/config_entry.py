@@ -61,6 +61,7 @@ class ConfigProblem:
     key: str
     message: str
     origin: Origin = DEFAULT
+    sensitive: str = ""  # what the key does that only a trusted file may, if that is the problem
 
     def __str__(self) -> str:
         where = "" if self.origin.source == "default" else f"{self.origin}: "
@@ -76,8 +77,8 @@ class ProblemCollector:
 
     items: list[ConfigProblem] = field(default_factory=list)
 
-    def add(self, entry: ConfigEntry, message: str) -> None:
-        self.items.append(ConfigProblem(entry.key_path, message, entry.origin))
+    def add(self, entry: ConfigEntry, message: str, sensitive: str = "") -> None:
+        self.items.append(ConfigProblem(entry.key_path, message, entry.origin, sensitive))
 
 
 def as_section(entry: ConfigEntry) -> ConfigEntry:

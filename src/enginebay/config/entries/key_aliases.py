@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from enginebay.config.entries.config_entry import ConfigEntry, ProblemCollector, as_section
+from enginebay.config.entries.value_coercion import InvalidValue, get_unit, parse_unit
 from enginebay.contract import Setting
 
-_OTHER_MEANINGS = {("ttl", 0): -1}  # llama-swap's 0 is never; for Ollama's keep_alive 0 is at once
+_MEANINGS_OF_ZERO = {"ttl": -1}  # llama-swap's 0 is never; for Ollama's keep_alive 0 is at once
 
 
 def rename_aliases(settings: Mapping[str, Setting], section: ConfigEntry, problems: ProblemCollector) -> ConfigEntry:
@@ -22,10 +23,19 @@ def rename_aliases(settings: Mapping[str, Setting], section: ConfigEntry, proble
     renamed: dict[str, ConfigEntry] = {}
     for key, child in section.children():
         name = key if child.is_section and has_section(settings, key) else names.get(key, key)
-        if name != key and isinstance(child.value, int):
-            child = replace(child, value=_OTHER_MEANINGS.get((key, child.value), child.value))
+        if key in _MEANINGS_OF_ZERO and _is_zero(name, settings[name], child):
+            child = replace(child, value=_MEANINGS_OF_ZERO[key])
         _add_at_path(renamed, name, child, problems)
     return replace(section, value=renamed)
+
+
+def _is_zero(name: str, setting: Setting, entry: ConfigEntry) -> bool:
+    """Return whether the value is 0, also as 0.0 or with a unit."""
+    try:
+        value = parse_unit(get_unit(name, setting), entry).value
+    except InvalidValue:  # reported later
+        return False
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
 
 
 def has_section(settings: Mapping[str, Setting], name: str) -> bool:

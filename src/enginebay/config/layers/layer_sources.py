@@ -27,20 +27,21 @@ SHORT_VARIABLES = {"ENGINEBAY_ENGINE": "engine", "ENGINEBAY_MODEL": "model", "EN
 def find_config_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Return the given file, else the one of ENGINEBAY_CONFIG, else the first default file that exists."""
     if path is not None:
-        return _require_file(path, "pass the path of an existing file")
+        return require_file(path, "pass the path of an existing file")
     named = environ.get(FILE_VARIABLE)
     if named:
-        return _require_file(Path(named).expanduser(), f"{FILE_VARIABLE} is set to this path: fix or unset it")
+        return require_file(Path(named).expanduser(), f"{FILE_VARIABLE} is set to this path: fix or unset it")
     candidates = (LOCAL_FILE, home_dir() / "config.yaml")
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def is_found_locally(path: Path | None, environ: Mapping[str, str]) -> bool:
-    """Return whether the file is used only because it is in the working directory, which may be anybody's."""
-    return path is None and not environ.get(FILE_VARIABLE) and LOCAL_FILE.is_file()
+def is_found_locally(found: Path | None, path: Path | None, environ: Mapping[str, str]) -> bool:
+    """Return whether the found file is used only because it is in the working directory, which may be anybody's. Pure."""
+    return found == LOCAL_FILE and path is None and not environ.get(FILE_VARIABLE)
 
 
-def _require_file(path: Path, hint: str) -> Path:
+def require_file(path: Path, hint: str) -> Path:
+    """Return the path. Raises `ConfigError` if there is no file."""
     if not path.exists():
         raise ConfigError(f"config file not found: {path}", hint)
     if path.is_dir():

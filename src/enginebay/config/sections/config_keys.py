@@ -188,7 +188,8 @@ def _parse_items(value: Any, kind: type, noun: str) -> Any:
 
 # Keys of other tools that have no counterpart of one name.
 _FOREIGN_KEYS = {
-    "cmd": "bay starts the engine itself: set source, engine, and its settings in a section of its name",
+    "cmd": "remove cmd: bay starts the engine; set source and engine, and engine settings under the engine's name, "
+    "such as llamacpp: {...}",
     "from": "set source: hf:ORG/NAME, a path, or a name of `bay models list`",
     "parameters": "set request defaults under sampling",
 }
@@ -312,11 +313,8 @@ def check_entry(setting: Setting, entry: ConfigEntry, problems: ProblemCollector
         problems.add(entry, str(error))
         return None
     if setting.sensitive and value and (file := find_untrusted_file(entry)):
-        problems.add(
-            entry,
-            f"{setting.sensitive}, which a configuration found in the working directory may not do "
-            f"unless you trust it: bay config trust {file}",
-        )
+        reason = f"not allowed in an untrusted ./{file}. Review the file, then run: bay config trust"
+        problems.add(entry, f"{setting.sensitive}; {reason}", setting.sensitive)
         return None
     return replace(entry, value=value)
 

@@ -90,7 +90,7 @@ class ServerConfig:
     drain_s: float = config_field(30.0, "time for running requests to finish after SIGTERM", minimum=0)
     log_format: str = config_field("text", "format of log lines", choices=("text", "json"))
     log_level: str = config_field("info", "minimum level to log", choices=("debug", "info", "warning", "error"))
-    log_prompts: bool = config_field(False, "log prompts")
+    log_prompts: bool = config_field(False, "log prompts", sensitive="writes prompts to the log")
     cors_origins: tuple[str, ...] = config_field(
         (), "web origins allowed to call the API; * for all", sensitive="opens the server to web pages"
     )

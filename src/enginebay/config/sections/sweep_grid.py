@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -51,7 +52,7 @@ def find_sweep_problems(
         return [ConfigProblem(sweep.key_path, f"{error.message}; {error.hint}", sweep.origin)]
     single = {fingerprint_changes({key: value}): {key: value} for point in points for key, value in point.items()}
     problems = (problem for changes in single.values() for problem in check(changes))
-    return [ConfigProblem(f"{sweep.key_path}.{problem.key}", problem.message, sweep.origin) for problem in problems]
+    return [replace(problem, key=f"{sweep.key_path}.{problem.key}", origin=sweep.origin) for problem in problems]
 
 
 def _parse_grid(data: Any) -> dict[str, list[Any]]:

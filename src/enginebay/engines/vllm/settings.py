@@ -108,6 +108,7 @@ _EXECUTION = {
         choices=("mp", "ray"),
         native="distributed_executor_backend",
         aliases=("distributed_executor_backend",),
+        sensitive="may join a Ray cluster",
     ),
     "disable_custom_all_reduce": Setting(
         "bool", "Use NCCL's all-reduce instead of vLLM's kernel", native="disable_custom_all_reduce"
@@ -187,7 +188,13 @@ _MODEL = {
         "map", "RoPE scaling, such as rope_type and factor", translates("hf_overrides"), native="hf_overrides"
     ),
     "rope_theta": Setting("float", "RoPE base frequency", translates("hf_overrides"), native="hf_overrides"),
-    "speculative.model": Setting("str", "Draft model", translates("speculative_config"), native="speculative_config"),
+    "speculative.model": Setting(
+        "str",
+        "Draft model",
+        translates("speculative_config"),
+        native="speculative_config",
+        sensitive="may download files unchecked",
+    ),
     "speculative.num_tokens": Setting(
         "int",
         "Speculative tokens per step",

@@ -21,7 +21,7 @@ CONFIRM_FACTOR = 2  # times longer; energy is measured in this run, and meters n
 ENGINE_BUDGET_S = 300.0  # shorter answers are tried above it
 _BRACKET_TRIALS = 3  # until one rate meets the objective and one misses it; one of them may be repeated
 _USUAL_LEVELS = 3  # of the concurrency sweep
-_TRIED_SHARE = 0.6  # of the throughput; low rates take longest
+_USUAL_RATE = 0.6  # of a trial, as a share of the throughput; low rates take longest
 _RUN_OVERHEAD_S = 5.0
 ANNOUNCED_SLACK = 1.15  # the last run may start just before the time is over
 
@@ -39,7 +39,7 @@ def estimate_search_s(speed: EngineSpeed, goal: SearchGoal, output_tokens: int, 
         _estimate_level_s(concurrency, single_s if concurrency == 1 else 1 / rate)
         for concurrency in CONCURRENCIES[:_USUAL_LEVELS]
     ]
-    trial_s = estimate_trial_s(goal, _TRIED_SHARE * rate, single_s)
+    trial_s = estimate_trial_s(goal, _USUAL_RATE * rate, single_s)
     start_s = estimate_run_s(speed, StudySize(0, output_tokens), parity)
     return ANNOUNCED_SLACK * (start_s + sum(levels_s) + (count_trials(goal.rules) + CONFIRM_FACTOR) * trial_s)
 

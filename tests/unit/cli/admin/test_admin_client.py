@@ -19,9 +19,11 @@ from typing import Any
 
 import pytest
 
-from enginebay.cli.admin.admin_client import show_elapsed, to_response_error
+from enginebay.cli.admin.admin_client import fetch, show_elapsed, to_response_error
+from enginebay.cli.admin.server_address import ServerAddress
 from enginebay.cli.commands import engines
 from enginebay.cli.main import main
+from enginebay.errors import UsageError
 from enginebay.util import paths
 from tests.unit.cli.output.test_fleet_tables import COLD, fleet, model
 
@@ -96,6 +98,36 @@ def test_commands_that_load_models_send_and_print(
     assert main([*command.split(), "--json", "--key", "secret"]) == 0
     assert json.loads(capsys.readouterr().out) == model()
     assert stub.asked == [(method, path, body, None), (method, path, body, "Bearer secret")]
+
+
+def test_no_key_goes_to_an_address_of_an_untrusted_file(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever left the file in the directory may listen there."""
+    stub.says(fleet(model()))
+    monkeypatch.delenv("ENGINEBAY_URL")
+    monkeypatch.delenv("ENGINEBAY_CONFIG", raising=False)
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("enginebay.yaml").write_text(f"server: {{port: {stub.url.rpartition(':')[2]}}}")
+    assert main(["ps"]) == 0  # without a key there is nothing to lose
+    monkeypatch.setenv("ENGINEBAY_ADMIN_KEY", "secret")
+    for command in ("ps", "top --once"):
+        assert main(command.split()) == 2
+        error = capsys.readouterr().err
+        assert f"the key is not sent to {stub.url}" in error and "bay config trust" in error
+    assert [key for _, _, _, key in stub.asked] == [None]
+    assert main(["ps", "-c", "enginebay.yaml"]) == 0
+    assert main(["ps", "--url", stub.url]) == 0
+    assert main(["config", "trust"]) == 0
+    assert main(["ps"]) == 0
+    assert [key for _, _, _, key in stub.asked[1:]] == ["Bearer secret"] * 3
+
+
+def test_no_token_goes_to_another_address_of_an_untrusted_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("enginebay.util.http_policy._find_admin_token", lambda _: "token")
+    with pytest.raises(UsageError, match=r"not sent to http://127\.0\.0\.2:1"):
+        fetch(ServerAddress("http://127.0.0.2:1", True, untrusted_file="enginebay.yaml"), "admin/models", None)
 
 
 def test_a_path_is_meant_from_here(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +370,7 @@ def test_a_token_in_a_folder_that_others_can_write_is_not_believed(stub: Stub, r
 def test_another_host_needs_a_key(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["unload", "m", "--url", "http://models.example:8000"]) == 2
     told = capsys.readouterr().err
-    assert "managing the server at http://models.example:8000 needs an API key" in told and "--key-file" in told
+    assert "the server at http://models.example:8000 is on another host" in told and "--key-file" in told
 
 
 def test_a_key_comes_from_a_file_or_standard_input(
@@ -376,4 +408,4 @@ def test_a_key_on_the_command_line_is_hidden_from_ps(stub: Stub) -> None:
         shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         _, told = process.communicate(timeout=60)
     assert stub.asked[0][3] == "Bearer hush-hush-hush" and process.returncode == 0
-    assert b"hush" not in shown and b"--key\0****" in shown and "--key" not in told
+    assert b"hush" not in shown and b"--key\0****" in shown and "warning" not in told

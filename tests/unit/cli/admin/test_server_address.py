@@ -72,6 +72,16 @@ def test_the_address_comes_from_the_configuration(alone: Path, monkeypatch: pyte
     assert resolve_server("http://127.0.0.1:9").url == "http://127.0.0.1:9"
 
 
+def test_an_untrusted_file_is_named_with_its_address(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(alone, "server: {port: 8123}\n")
+    assert resolve_server(None).untrusted_file == "enginebay.yaml"
+    monkeypatch.setenv("ENGINEBAY_SERVER_PORT", "8124")
+    assert not resolve_server(None).untrusted_file
+    monkeypatch.delenv("ENGINEBAY_SERVER_PORT")
+    configure(alone, "server: {port: 8000, host: 127.0.0.1}\n")
+    assert not resolve_server(None).untrusted_file  # the default
+
+
 def test_port_zero_falls_back_to_the_default(alone: Path) -> None:
     configure(alone, "server: {port: 0}\n")
     assert resolve_server(None).url == DEFAULT_URL

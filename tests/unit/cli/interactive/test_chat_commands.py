@@ -63,7 +63,7 @@ def test_set_parameters(chat: Chat) -> None:
     assert chat.run("/set parameter stop END") == "stop is END"
     assert chat.conversation.sampling == {"temperature": 0.5, "stop": "END"}
     assert chat.run("/set") == "temperature is 0.5\nstop is END"
-    assert chat.run("/set temperature") == "temperature has its default"
+    assert chat.run("/set temperature") == "temperature: default"
     assert chat.conversation.sampling == {"stop": "END"}
 
 

@@ -14,7 +14,7 @@ import pytest
 from enginebay.cli.lab import quick_study
 from enginebay.cli.main import main
 from enginebay.config.loader import load_config
-from enginebay.errors import UsageError
+from enginebay.errors import EngineFailed, UsageError
 from enginebay.lab.loadgen import calibration
 from enginebay.lab.store.study_plan import Study
 from enginebay.lab.study import engine_speed, run_study
@@ -22,6 +22,7 @@ from enginebay.lab.study.engine_speed import EngineSpeed
 from enginebay.lab.study.study_point import StudyPoint
 
 LAPTOP = EngineSpeed(start_s=3.0, first_s=0.3, token_s=0.015, batch_first_s=2.0, batch_token_s=0.06)
+WORKLOAD = {"kind": "synthetic", "input_tokens": 8, "output_tokens": 128}
 FAKE = ["experiment", "-m", "toy", "-e", "fake"]
 
 
@@ -56,6 +57,30 @@ def test_a_study_without_a_size_is_sized_by_the_engine(
     assert "3 runs of 1 point, about 2" in said
 
 
+def test_an_engine_that_fails_does_not_end_the_study(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The study records its failure; the others decide the size."""
+
+    def measure(point: StudyPoint, *_: Any) -> EngineSpeed:
+        if point.label == "broken":
+            raise EngineFailed("it broke")
+        return LAPTOP
+
+    monkeypatch.setattr(engine_speed, "measure_speed", measure)
+    points = [StudyPoint(label, "fake", "toy", WORKLOAD, {"kind": "offline"})
+              for label in ("good", "broken")]  # fmt: skip
+    config = load_config(None, environ={})
+    sized = quick_study.size_points(points, config, lambda _: None)
+    assert [seconds is None for seconds in sized.expected_s] == [False, True]
+    assert {point.workload["requests"] for point in sized.points} == {
+        quick_study.size_points(points[:1], config, lambda _: None).points[0].workload["requests"]
+    }
+    assert "good starts in" in sized.summary and "broken" not in sized.summary
+    with pytest.raises(EngineFailed, match="it broke"):
+        quick_study.size_points(points[1:], config, lambda _: None)
+
+
 @pytest.mark.parametrize(
     "size",
     [["--profile", "closed:concurrency=2"], ["--set", "limits.requests=30"], ["--set", "num_input_prompts=30"],
@@ -67,7 +92,7 @@ def test_a_size_of_the_user_stays(
     assert main([*FAKE, *size]) == 0
     assert len(carried_out[0].steps) == 1 and carried_out[0].points[0]["workload"]["output_tokens"] == 128
     assert main([*FAKE, *size, "--quick"]) == 2
-    assert "--quick sizes the study itself, but " in capsys.readouterr().err
+    assert "--quick chooses the number of requests, but " in capsys.readouterr().err
 
 
 def test_cycles_and_lengths_of_the_user_stay(carried_out: list[Study]) -> None:
@@ -111,7 +136,7 @@ def test_a_dry_run_says_how_long_it_takes_or_what_is_unknown(
     assert "up to 100 requests" in out and "expected duration: about 2.5 min" in err and "too_few_cycles" not in err
     assert main([*FAKE, "--dry-run", "--profile", "poisson:rate=1,requests=120", "--cycles", "3"]) == 0
     err = capsys.readouterr().err
-    assert "expected duration: unknown, at least 6 min: no earlier run of fake with toy" in err
+    assert "expected duration: unknown, at least 6 min: fake with toy has not run this workload" in err
     assert main([*FAKE, "--dry-run", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["quick"] is True and told["cycles"] == 3 and told["expected_run_s"] == [None]
