@@ -37,11 +37,15 @@ def logs_dir() -> Path:
 
 
 def prepare_home() -> None:
-    """Create the home for its owner only. Close one that everybody can read, and its logs. Never raises."""
+    """Create the home for its owner only. Close the default one if everybody can read it, and the logs. Never raises.
+
+    A folder that `ENGINEBAY_HOME` names may have other uses, so its mode stays.
+    """
     with suppress(OSError):
         home_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):
-        _close_to_others(home_dir())
+        if not os.environ.get("ENGINEBAY_HOME"):
+            _close_to_others(home_dir())
     with suppress(OSError):
         if _close_to_others(logs_dir()):
             for log in logs_dir().glob("*.log"):
@@ -51,8 +55,9 @@ def prepare_home() -> None:
 
 def _close_to_others(folder: Path) -> bool:
     """Close our own folder if everybody can read it. Group access alone was set on purpose. Return whether it changed."""
-    status = folder.stat()
-    is_open = status.st_uid == os.getuid() and bool(status.st_mode & 0o007)
+    status = folder.lstat()
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & stat.S_ISVTX
+    is_open = is_ours and bool(status.st_mode & 0o007)
     if is_open:
         folder.chmod(0o700)
     return is_open

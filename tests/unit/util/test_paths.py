@@ -41,7 +41,25 @@ def test_a_new_home_is_private(home: Path) -> None:
     assert read_mode(home) == 0o700
 
 
-def test_an_open_home_and_its_logs_are_closed(home: Path) -> None:
+@pytest.fixture
+def default_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("ENGINEBAY_HOME", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "enginebay"
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_a_folder_that_the_user_names_keeps_its_mode(home: Path, mode: int) -> None:
+    """It may be /srv/models, which others read, or /tmp."""
+    (home / "logs").mkdir(parents=True)
+    home.chmod(mode)
+    (home / "logs").chmod(0o755)
+    paths.prepare_home()
+    assert (read_mode(home), read_mode(home / "logs")) == (mode, 0o700)
+
+
+def test_an_open_home_and_its_logs_are_closed(default_home: Path) -> None:
+    home = default_home
     (home / "logs").mkdir(parents=True)
     (home / "logs" / "fake-toy.log").write_text("a prompt")
     for path, mode in ((home, 0o755), (home / "logs", 0o755), (home / "logs" / "fake-toy.log", 0o644)):
@@ -50,7 +68,8 @@ def test_an_open_home_and_its_logs_are_closed(home: Path) -> None:
     assert [read_mode(path) for path in (home, home / "logs", home / "logs" / "fake-toy.log")] == [0o700, 0o700, 0o600]
 
 
-def test_access_of_a_group_is_kept(home: Path) -> None:
+def test_access_of_a_group_is_kept(default_home: Path) -> None:
+    home = default_home
     home.mkdir()
     home.chmod(0o770)
     paths.prepare_home()

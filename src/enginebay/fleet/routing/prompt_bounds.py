@@ -53,6 +53,13 @@ class PromptBound:
         return text[-chars:] if self._keep == "last" else text[:chars]
 
 
+def make_bound(context_length: int, truncate: int | None, keep: str) -> PromptBound:
+    """Return the bound of a prompt. Truncation to more than the context is none: what exceeds that is refused anyway."""
+    if truncate is None or truncate > context_length:
+        return PromptBound(context_length)
+    return PromptBound(max(1, truncate), keep)
+
+
 def split_text(text: str, *, from_end: bool = False) -> Iterator[str]:
     """Yield pieces of about `_PIECE_CHARS`, cut before a space if there is one."""
     start, end = 0, len(text)

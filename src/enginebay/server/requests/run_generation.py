@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from enginebay.contract import GenerateRequest
 from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, TimedOut, Unsupported
-from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong
+from enginebay.fleet.routing.prompt_bounds import TextTooLong, make_bound
 from enginebay.server.encoding.response_writer import ResponseWriter
 from enginebay.server.requests.crash_guard import SuspectTrial, check_session
 from enginebay.server.requests.request_context import RequestContext
@@ -59,7 +59,7 @@ async def prepare_request(
         return request
     param = "messages" if request.messages is not None else "prompt"
     context_length = session.client.facts.context_length
-    bound = PromptBound(context_length) if truncate is None else PromptBound(max(1, truncate), keep="last")
+    bound = make_bound(context_length, truncate, keep="last")
     encode = partial(session.client.prompt_encoder.encode_request, request, bound=bound, **template_options)
     try:
         ids = await (_encode_large(request_context, encode) if request_context.has_large_body else encode())

@@ -64,6 +64,10 @@ class _ClientAccount:
         limit = self.client.max_running
         return limit is None or not self.running or self.running + slots <= max(1, limit // self._processes)
 
+    def competes(self) -> bool:
+        """Return whether the client waits for others, and not only for its own requests."""
+        return bool(self.waiters) and self.may_run(self.waiters[0].slots)
+
     def weigh(self, waiting: int) -> float:
         """Return how much of the queue this many requests are, for this client."""
         return waiting / self.client.weight
@@ -192,9 +196,12 @@ class AdmissionQueue:
 
     def _stop(self, client: QueueClient, slots: int, tokens: int) -> None:
         account = self._accounts[client.name]
+        was_limited = bool(account.waiters) and not account.competes()
         if self.waiting:
             account.measure_used_s(self._clock())
         account.running -= slots
+        if was_limited and account.competes():
+            self._catch_up(account, [one for one in self._accounts.values() if one.competes()], self._clock())
         self.running -= slots
         self._reserved_tokens -= tokens
         if len(self._accounts) > _MAX_IDLE_ACCOUNTS:
@@ -244,7 +251,7 @@ class AdmissionQueue:
             return None
         now = self._clock()
         return min(
-            (one for one in self._accounts.values() if one.waiters and one.may_run(one.waiters[0].slots)),
+            (one for one in self._accounts.values() if one.competes()),
             key=lambda one: (one.measure_used_s(now), one.waiters[0].number),
             default=None,
         )
@@ -263,12 +270,16 @@ class AdmissionQueue:
     def _join_backlog(self, account: _ClientAccount) -> None:
         """Let a client wait on equal terms: what it used while nobody waited does not count, nor what it did not use."""
         now = self._clock()
-        if not self.waiting:
+        competing = [one for one in self._accounts.values() if one.competes()]
+        if not competing:
             for one in self._accounts.values():
                 one.reset(0.0, now)
         elif not account.waiters:
-            least_s = min(one.measure_used_s(now) for one in self._accounts.values() if one.waiters)
-            account.reset(max(account.measure_used_s(now), least_s), now)
+            self._catch_up(account, competing, now)
+
+    def _catch_up(self, account: _ClientAccount, competing: list[_ClientAccount], now: float) -> None:
+        least_s = min((one.measure_used_s(now) for one in competing if one is not account), default=0.0)
+        account.reset(max(account.measure_used_s(now), least_s), now)
 
     def _make_room(self, account: _ClientAccount) -> bool:
         """Drop a request of the client with the most waiting ones, by weight. Return False if that would be this one."""

@@ -119,6 +119,59 @@ async def test_a_key_runs_no_more_than_its_limit_and_does_not_block_others() -> 
     await waiting
 
 
+@pytest.mark.parametrize("a_waits", [False, True])
+async def test_a_late_client_starts_with_those_that_compete_and_not_with_one_at_its_limit(a_waits: bool) -> None:
+    """A key at its own limit always has requests waiting and has used little: that is no credit for others."""
+    clock, limited = Clock(), QueueClient("limited", max_running=1)
+    queue = AdmissionQueue(16, 10_000, timeout_s=3600, clock=clock)
+    running: list[QueueClient] = [limited, *[A] * 15]
+    granted: Counter[str] = Counter()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def run(client: QueueClient) -> None:
+        await queue.enter(client)
+        running.append(client)
+        granted[client.name] += 1
+
+    async def add(client: QueueClient) -> None:
+        tasks.extend(asyncio.create_task(run(client)) for _ in range(1000))
+        await settle()
+
+    assert queue.try_enter(limited)
+    await add(limited)
+    assert all(queue.try_enter(A) for _ in range(15))
+    if a_waits:
+        await add(A)
+    clock.now += 3600
+    await add(C)
+    if not a_waits:
+        await add(A)
+    for _ in range(40):
+        clock.now += 1
+        for client in [running.pop(0) for _ in range(len(running))]:
+            queue.leave(1.0, client)
+        await settle()
+    assert granted["limited"] >= 38 and granted["a"] == pytest.approx(granted["c"], rel=0.2), granted
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_client_that_was_at_its_limit_has_no_credit() -> None:
+    """Its next request is too large for now: one that joins meanwhile must not start where it is."""
+    clock, limited = Clock(), QueueClient("limited", max_running=4)
+    queue = AdmissionQueue(16, 1000, timeout_s=3600, clock=clock)
+    assert queue.try_enter(limited) and all(queue.try_enter(A) for _ in range(15))
+    tasks = [asyncio.create_task(queue.enter(limited, slots=4)), asyncio.create_task(queue.enter(A))]
+    await settle()
+    clock.now += 3600
+    queue.leave(3600.0, limited)
+    account = queue._accounts["limited"]
+    assert account.measure_used_s(clock.now) >= queue._accounts["a"].measure_used_s(clock.now) - 1
+    for task in tasks:
+        task.cancel()
+
+
 async def test_processes_divide_the_limit_of_a_key() -> None:
     queue = AdmissionQueue(max_running=4, max_waiting=10, timeout_s=5, processes=2)
     limited = QueueClient("limited", max_running=4)

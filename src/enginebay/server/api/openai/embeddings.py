@@ -17,7 +17,7 @@ import msgspec
 from enginebay.contract import Embedding
 from enginebay.contract.engine_messages import Usage
 from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, Unsupported, WorkerDied
-from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong
+from enginebay.fleet.routing.prompt_bounds import TextTooLong, make_bound
 from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.openai.completions import parse_prompts
 from enginebay.server.api.openai.response_objects import EmbeddingListObject, EmbeddingObject, EmbeddingUsageObject
@@ -106,7 +106,7 @@ async def _tokenize_inputs(
     prompts = await request_context.run_in_thread_if_large(parse_prompts, body.input, "inputs", session, "input")
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     context_length = session.client.facts.context_length
-    bound = _make_bound(context_length, body.truncate_prompt_tokens)
+    bound = make_bound(context_length, body.truncate_prompt_tokens, keep="first")
     async with enter_tokenizer(request_context):
         try:
             texts = [await prompt_encoder.apply_bound(text, bound) for text in texts]
@@ -125,11 +125,6 @@ async def _tokenize_inputs(
         if len(ids) > context_length:
             raise _make_overflow(f"input {index}", str(len(ids)), context_length)
     return inputs
-
-
-def _make_bound(context_length: int, truncate: int | None) -> PromptBound:
-    """Keep the first tokens if the client asks for that."""
-    return PromptBound(context_length) if truncate is None else PromptBound(max(1, truncate), keep="first")
 
 
 def _make_overflow(name: str, tokens: str, context_length: int) -> ContextOverflow:
