@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from enginebay.constraints import regex_syntax as syntax
 from enginebay.constraints.gbnf_syntax import (
     GrammarFault,
     GrammarGroup,
@@ -14,15 +15,16 @@ from enginebay.constraints.gbnf_syntax import (
     GrammarRules,
     parse_gbnf,
 )
+from enginebay.constraints.grammar_regex import to_regex
 from enginebay.constraints.grammar_rules import flatten_rules
-from enginebay.constraints.regex_limits import analyze_regex
+from enginebay.constraints.regex_limits import analyze_tree
+from enginebay.constraints.regex_syntax import Char
 from enginebay.contract import Guided
 from enginebay.errors import RequestError
 
 LARGE = 10**9  # cannot be told, or a text can split into repetitions in many ways
 
 _MAX_GRAMMAR_DEPTH, _MAX_SYMBOLS = 200, 100_000
-_MAX_GROUP_REPEATS = 8
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _BYTES_PER_STATE = 8
 
@@ -30,7 +32,7 @@ _BYTES_PER_STATE = 8
 def estimate_states(guided: Guided) -> int:
     """Return about the number of states of the automaton, or `LARGE`."""
     if guided.regex is not None:
-        return _count_regex_states(guided.regex)
+        return _count_regex_states(syntax.parse_regex(guided.regex))
     if guided.choice is not None:
         return sum(map(len, guided.choice)) // _BYTES_PER_STATE
     if guided.grammar is not None:
@@ -38,9 +40,9 @@ def estimate_states(guided: Guided) -> int:
     return _count_schema_states(guided.json or "")
 
 
-def _count_regex_states(pattern: str) -> int:
+def _count_regex_states(regex: syntax.Group) -> int:
     try:
-        part = analyze_regex(pattern, "guided_regex")
+        part = analyze_tree(regex, "guided_regex")
     except RequestError:
         return LARGE
     return LARGE if part.is_ambiguous else part.states
@@ -52,6 +54,9 @@ def _count_grammar_symbols(text: str) -> int:
         flat = flatten_rules(rules, _MAX_SYMBOLS)
     except GrammarFault:
         return LARGE
+    regex = to_regex(rules)
+    if regex is not None:
+        return _count_regex_states(regex)
     if any(_repeats_group(repeat) for repeat in _iter_repeats(rules)):
         return LARGE
     return sum(len(alternative) + 1 for rule in flat.rules for alternative in rule)
@@ -69,7 +74,11 @@ def _iter_repeats(rules: GrammarRules) -> Iterator[GrammarRepeat]:
 
 
 def _repeats_group(repeat: GrammarRepeat) -> bool:
-    return (repeat.high or 0) > _MAX_GROUP_REPEATS and isinstance(repeat.node, GrammarGroup)
+    """Return whether it repeats more than a text or a class: then a text may split into repetitions in many ways."""
+    node = repeat.node
+    if not isinstance(node, GrammarGroup) or (repeat.high or 0) <= 1:
+        return False
+    return not (len(node.branches) == 1 and all(isinstance(member, Char) for member in node.branches[0]))
 
 
 def _count_schema_states(text: str) -> int:
@@ -81,7 +90,7 @@ def _count_schema_states(text: str) -> int:
         if isinstance(value, dict):
             total += sum(int(value[name]) for name in _COUNTS if isinstance(value.get(name), int | float))
             pattern = value.get("pattern")
-            total += _count_regex_states(pattern) if isinstance(pattern, str) else 0
+            total += _count_regex_states(syntax.parse_regex(pattern)) if isinstance(pattern, str) else 0
             pending += value.values()
         elif isinstance(value, list):
             pending += value

@@ -98,7 +98,12 @@ class _RuleInliner:
         return 1 + sum(nodes for nodes, _ in known), 1 + max((depth for _, depth in known), default=0)
 
     def convert_group(self, group: GrammarGroup) -> syntax.Group:
-        return syntax.Group(tuple(syntax.Sequence(tuple(map(self.convert, branch)), "") for branch in group.branches))
+        return syntax.Group(
+            tuple(
+                syntax.Sequence(tuple(map(self.convert, branch)), str(number))
+                for number, branch in enumerate(group.branches)
+            )
+        )
 
     def convert(self, node: GrammarNode) -> syntax.Node:
         if isinstance(node, RuleRef):

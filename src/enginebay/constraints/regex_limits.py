@@ -82,7 +82,11 @@ def check_regex(pattern: object, limits: ConstraintLimits, param: str) -> None:
 
 def analyze_regex(pattern: str, param: str) -> RegexPart:
     """Return the properties of a regex. Raises `InvalidRequest` or `Unsupported`."""
-    return _RegexLimits(param).visit_group(syntax.parse_regex(pattern))[0]
+    return analyze_tree(syntax.parse_regex(pattern), param)
+
+
+def analyze_tree(regex: syntax.Group, param: str) -> RegexPart:
+    return _RegexLimits(param).visit_group(regex)[0]
 
 
 def count_states(pattern: object, limits: ConstraintLimits, param: str) -> int:

@@ -139,7 +139,7 @@ def test_ordinary_constraints_need_no_trial(name: str, fields: dict[str, object]
         (Guided(regex="( [a-z]+){1,20}"), 40),
         (Guided(grammar="root ::= ([a-z]?){9}"), LARGE),
         (Guided(json='{"pattern": "(a?){9}"}'), LARGE),
-        (Guided(grammar='root ::= "ab"{3}'), 7),
+        (Guided(grammar='root ::= "ab"{3}'), 6),
         (Guided(grammar="root ::= ("), LARGE),
         (Guided(json='{"maxLength": 500, "x": [{"pattern": "a{7}"}]}'), 512),
     ],
