@@ -25,6 +25,7 @@ class QueueClient(NamedTuple):
 
 
 ANYONE = QueueClient("")
+_MAX_IDLE_ACCOUNTS = 64  # kept, so that a request of the same client need not open another
 
 
 class _Waiter:
@@ -39,13 +40,13 @@ class _Waiter:
 
 
 class _ClientAccount:
-    """The slots of one client, while it has any or waits for one."""
+    """The slots of one client."""
 
-    __slots__ = ("_counted_at", "_used_s", "max_running", "running", "waiters", "weight")
+    __slots__ = ("_counted_at", "_processes", "_used_s", "client", "running", "waiters")
 
     def __init__(self, client: QueueClient, processes: int) -> None:
-        self.weight = client.weight
-        self.max_running = None if client.max_running is None else max(1, client.max_running // processes)
+        self.client = client
+        self._processes = processes
         self.running = 0
         self.waiters: deque[_Waiter] = deque()
         self._used_s = self._counted_at = 0.0
@@ -55,12 +56,17 @@ class _ClientAccount:
 
     def measure_used_s(self, now: float) -> float:
         """Return the slot time used since the queue was last empty, divided by the weight."""
-        self._used_s += self.running * (now - self._counted_at) / self.weight
+        self._used_s += self.running * (now - self._counted_at) / self.client.weight
         self._counted_at = now
         return self._used_s
 
     def may_run(self, slots: int) -> bool:
-        return self.max_running is None or not self.running or self.running + slots <= self.max_running
+        limit = self.client.max_running
+        return limit is None or not self.running or self.running + slots <= max(1, limit // self._processes)
+
+    def weigh(self, waiting: int) -> float:
+        """Return how much of the queue this many requests are, for this client."""
+        return waiting / self.client.weight
 
 
 class AdmissionQueue:
@@ -108,12 +114,14 @@ class AdmissionQueue:
 
     def try_enter(self, client: QueueClient = ANYONE, slots: int = 1, tokens: int = 0) -> bool:
         """Take slots without waiting. Return False if too few are free or others come first."""
-        if not self._fits(slots, tokens) or self._holds:
+        if self._holds or not self._fits(slots, tokens):
             return False
         if self.waiting and self._find_next() is not None:
             return False
-        account = self._open_account(client)
-        if not account.may_run(slots):
+        account = self._accounts.get(client.name)
+        if account is None or account.client != client:
+            account = self._open_account(client)
+        if client.max_running is not None and not account.may_run(slots):
             return False
         self._start(account, slots, tokens)
         return True
@@ -189,7 +197,8 @@ class AdmissionQueue:
         account.running -= slots
         self.running -= slots
         self._reserved_tokens -= tokens
-        self._close_account(client, account)
+        if len(self._accounts) > _MAX_IDLE_ACCOUNTS:
+            self._close_account(client, account)
         if self._idle is not None and not self.running:
             self._idle.set()
             self._idle = None
@@ -214,6 +223,7 @@ class AdmissionQueue:
         account = self._accounts.get(client.name)
         if account is None:
             account = self._accounts[client.name] = _ClientAccount(client, self._processes)
+        account.client = client  # its key may have another weight since a reload
         return account
 
     def _close_account(self, client: QueueClient, account: _ClientAccount) -> None:
@@ -262,8 +272,8 @@ class AdmissionQueue:
 
     def _make_room(self, account: _ClientAccount) -> bool:
         """Drop a request of the client with the most waiting ones, by weight. Return False if that would be this one."""
-        largest = max(self._accounts.values(), key=lambda one: len(one.waiters) / one.weight)
-        if (len(account.waiters) + 1) / account.weight >= len(largest.waiters) / largest.weight:
+        largest = max(self._accounts.values(), key=lambda one: one.weigh(len(one.waiters)))
+        if account.weigh(len(account.waiters) + 1) >= largest.weigh(len(largest.waiters)):
             return False
         error = self._make_full_error()
         dropped = largest.waiters.pop()

@@ -244,4 +244,14 @@ async def test_nothing_is_lost_with_several_clients(seed: int) -> None:
         queue.release()
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(one is None or isinstance(one, (Overloaded, asyncio.CancelledError)) for one in found), found
-    assert (queue.running, queue.waiting, queue._accounts) == (0, 0, {})
+    assert (queue.running, queue.waiting) == (0, 0)
+    assert not any(account.running or account.waiters for account in queue._accounts.values())
+
+
+async def test_accounts_of_idle_clients_are_few() -> None:
+    queue = AdmissionQueue(max_running=1000, max_waiting=10, timeout_s=5)
+    clients = [QueueClient(f"c{number}") for number in range(1000)]
+    assert all(map(queue.try_enter, clients))
+    for client in clients:
+        queue.leave(0.1, client)
+    assert queue.running == 0 and len(queue._accounts) <= 64
