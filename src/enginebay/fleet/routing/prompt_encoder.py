@@ -100,11 +100,11 @@ class PromptEncoder:
         return self.renderer.render(messages, **options)
 
     async def encode_request(
-        self, request: GenerateRequest, large: bool = False, bound: PromptBound | None = None, **options: Any
+        self, request: GenerateRequest, large: bool = False, bound: PromptBound | None = None, /, **options: Any
     ) -> tuple[int, ...]:
         """Return the request's prompt as token ids. `large`: use a thread even if it is short, as one of many.
 
-        Raises `TextTooLong` if `bound` is exceeded.
+        Raises `TextTooLong` if `bound` is exceeded. `options` are the client's: they may have any name.
         """
         if request.token_ids is not None:
             return request.token_ids
@@ -129,7 +129,7 @@ class PromptEncoder:
                 return bound.cut_text(text, chars)
         return text
 
-    async def render_async(self, messages: Messages, large: bool = False, **options: Any) -> str:
+    async def render_async(self, messages: Messages, large: bool = False, /, **options: Any) -> str:
         """Render a chat; a large one in a thread, because templates are programs."""
         if (
             large
