@@ -29,7 +29,7 @@ ODD_TEXTS = (
 ODD_NUMBERS = (0, 1, -1, 2, 0.5, -0.0, 1e-300, 1e300, 2**31 - 1, 2**31, 2**63 - 1, 2**63, -(2**63), 10**30, 10**400)
 OPTION_NAMES = (
     "enable_thinking", "thinking", "date_string", "bos_token", "eos_token", "tools_in_user_message", "builtin_tools", "namespace", "loop",
-    "range", "raise_exception", "strftime_now", "message", "content", "self", "messages", "large", "source", "request", "text", "options",
+    "range", "raise_exception", "strftime_now", "message", "content", "self", "messages", "large", "bound", "keep", "source", "request", "text", "options",
     "add_special", "tokenize", "context", "args", "kwargs", "caller", "name", "system_message", "x", "",
 )  # fmt: skip
 _corpus: list[HostileCase] = []

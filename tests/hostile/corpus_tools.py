@@ -153,6 +153,7 @@ TEMPLATES = [
     _template("unknown-names", {f"option_{number}": number for number in range(2000)}, "answered"),
     _template("odd-names", {"": 1, " ": 1, "\x00": 1, "a.b": 1, "1": 1, "__class__": 1, "{{": 1, "class": 1, "None": 1}, "answered"),
     _template("names-of-the-renderer", {"source": 1, "variables": 1, "large": 1, "request": 1, "tokenizer": 1, "text": 1, "options": 1}),
+    _template("names-of-parameters", {"bound": 1, "options": 1, "text": 1, "tokens": 1, "add_special": 1, "keep": 1}, "answered"),
     _template("large", {"large": True}),
     _template("tokenize", {"tokenize": True, "return_tensors": "pt", "add_special": True}, "answered"),
     _template("source", {"source": "x"}, "answered"),

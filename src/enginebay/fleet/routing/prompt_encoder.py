@@ -104,14 +104,17 @@ class PromptEncoder:
         self,
         request: GenerateRequest,
         large: bool = False,
-        allow_special_tokens: bool | None = None,
         bound: PromptBound | None = None,
+        /,
+        *,
+        allow_special_tokens: bool | None = None,
         **options: Any,
     ) -> tuple[int, ...]:
         """Return the request's prompt as token ids. `large`: use a thread even if it is short, as one of many.
 
         `allow_special_tokens`: text that spells a special token becomes that token. None: the model's default in a
-        chat; true for a text, which may be a rendered chat. Raises `TextTooLong` if `bound` is exceeded.
+        chat; true for a text, which may be a rendered chat. Raises `TextTooLong` if `bound` is exceeded. `options` are
+        the client's: they may have any other name.
         """
         if request.token_ids is not None:
             return request.token_ids
@@ -156,7 +159,7 @@ class PromptEncoder:
                 return bound.cut_text(text, chars)
         return text
 
-    async def render_async(self, messages: Messages, large: bool = False, **options: Any) -> str:
+    async def render_async(self, messages: Messages, large: bool = False, /, **options: Any) -> str:
         """Render a chat; a large one in a thread, because templates are programs."""
         if large or _is_long(messages):
             return await asyncio.to_thread(self.render, messages, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -60,9 +60,13 @@ async def prepare_request(
     param = "messages" if request.messages is not None else "prompt"
     context_length = session.client.facts.context_length
     bound = make_bound(context_length, truncate, keep="last")
-    encode = partial(session.client.prompt_encoder.encode_request, request, bound=bound, **template_options)
+    encode = session.client.prompt_encoder.encode_request
     try:
-        ids = await (_encode_large(request_context, encode) if request_context.has_large_body else encode())
+        if request_context.has_large_body:
+            async with enter_tokenizer(request_context):
+                ids = await encode(request, True, bound, **template_options)
+        else:
+            ids = await encode(request, False, bound, **template_options)
     except TextTooLong as error:
         raise _make_overflow(f"at least {error.min_tokens}", context_length, param) from None
     if not ids:
@@ -93,11 +97,6 @@ def _make_overflow(tokens: str, context_length: int, param: str) -> ContextOverf
         "shorten the prompt, or set truncate_prompt_tokens",
         param=param,
     )
-
-
-async def _encode_large(request_context: RequestContext, encode: Callable[..., Awaitable[T]]) -> T:
-    async with enter_tokenizer(request_context):
-        return await encode(large=True)
 
 
 @asynccontextmanager

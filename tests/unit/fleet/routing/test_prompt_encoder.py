@@ -45,7 +45,7 @@ async def test_long_texts_are_tokenized_in_a_thread(prompts: Any, texts: list[st
 
 @pytest.mark.parametrize("large", [True, False])
 async def test_a_prompt_of_a_large_body_is_tokenized_in_a_thread(prompts: Any, large: bool) -> None:
-    ids = await prompts.encode_request(GenerateRequest(text="ab"), large=large)
+    ids = await prompts.encode_request(GenerateRequest(text="ab"), large)
     assert ids == (0, 97, 98) and ran_in_thread(prompts) is large
 
 
@@ -62,3 +62,10 @@ async def test_without_a_tokenizer_the_engine_tokenizes_each_text() -> None:
 async def test_bytes_are_tokens() -> None:
     prompts = PromptEncoder(None, None, byte_tokens=True)  # type: ignore[arg-type]
     assert await prompts.encode_all(["a", "é"]) == [(97,), (0xC3, 0xA9)]
+
+
+async def test_a_template_option_may_have_the_name_of_a_parameter(prompts: Any) -> None:
+    """Clients choose the names: `chat_template_kwargs: {"bound": 1}` used to fail the request with 500."""
+    request = GenerateRequest(messages=({"role": "user", "content": "ab"},))
+    names = ("bound", "large", "request", "text", "options", "tokens")
+    assert await prompts.encode_request(request, False, None, **dict.fromkeys(names, 1)) == (97, 98)
