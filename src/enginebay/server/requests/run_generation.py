@@ -22,6 +22,8 @@ from enginebay.server.sessions.model_session import ModelSession
 from enginebay.server.telemetry.server_metrics import MetricValue
 from enginebay.util.limit_errors import format_limit_hint
 
+_TOKENIZER_SLOT_BYTES = 1 << 20  # a larger body takes several places
+
 T = TypeVar("T")
 
 
@@ -107,13 +109,16 @@ async def enter_tokenizer(request_context: RequestContext) -> AsyncIterator[None
     if queue is None or not request_context.has_large_body:
         yield
         return
-    if not queue.try_enter(client):
-        await _wait(request_context, None, queue.enter(client))
+    if request_context.exchange.closed:
+        raise Cancelled("the client closed the connection")
+    slots = 1 + len(request_context.exchange.body) // _TOKENIZER_SLOT_BYTES
+    if not queue.try_enter(client, slots):
+        await _wait(request_context, None, queue.enter(client, slots))
     entered = time.perf_counter()
     try:
         yield
     finally:
-        queue.leave(time.perf_counter() - entered, client)
+        queue.leave(time.perf_counter() - entered, client, slots)
 
 
 def add_translation_headers(request_context: RequestContext) -> None:
