@@ -121,7 +121,7 @@ def test_what_looks_like_a_control_token_is_one(text: str) -> None:
 
 def test_a_vocabulary_with_gaps() -> None:
     """Ids beyond the size of the vocabulary are words, and not the names of special tokens."""
-    vocabulary = {token: number + 2 for number, token in enumerate(list_byte_alphabet())}
+    vocabulary = {token: number + 2 for number, token in enumerate(reversed(list_byte_alphabet()))}
     raw = Raw(models.BPE(vocab={"</s>": 0, **vocabulary}, merges=[]))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(False, use_regex=False), decoders.ByteLevel()
     raw.add_special_tokens([AddedToken("</s>", normalized=False, special=True)])
