@@ -112,6 +112,7 @@ class Forbidden(RequestError):
 
 class Overloaded(EnginebayError):
     kind = "overloaded"
+    of_model = True  # another engine may have room
 
     def __init__(self, message: str, hint: str = "", *, param: str | None = None, retry_after_s: float = 1.0) -> None:
         super().__init__(message, hint, param=param)

@@ -31,9 +31,9 @@ class PromptBound:
         self._keep = keep  # "first", "last" or "": all
         self.cut = False  # a part was dropped before it was tokenized
 
-    def is_short(self, text: str) -> bool:
-        """Return whether the text may be tokenized whole."""
-        return len(text) <= self.max_tokens * _USUAL_CHARS_PER_TOKEN + _PIECE_CHARS
+    def is_short(self, chars: int) -> bool:
+        """Return whether a text of this length may be tokenized whole."""
+        return chars <= self.max_tokens * _USUAL_CHARS_PER_TOKEN + _PIECE_CHARS
 
     def split(self, text: str) -> Iterator[str]:
         """Yield the pieces of the text, in the order in which they are needed."""

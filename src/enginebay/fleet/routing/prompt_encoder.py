@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from enginebay.util.hardware import release_free_memory
 
 _LONG_CHARS = 8_000  # about a millisecond of work
 _HUGE_CHARS = 200_000  # takes tens of megabytes to tokenize
+_BATCH_CHARS = 256_000
 _MANY_MESSAGES = 32
 _BYTE_VOCABULARY = 256
 _MAX_CACHED = 4  # models whose tokenizer and template stay in memory across switches
@@ -134,6 +135,8 @@ class PromptEncoder:
         bound: PromptBound | None = None,
     ) -> tuple[int, ...]:
         """Render a chat with these options and return its token ids."""
+        if allow_special_tokens is False:
+            self._check_escapes()
         allowed = self.allow_special_tokens if allow_special_tokens is None else allow_special_tokens
         if allowed or self.tokenizer is None or self.renderer is None or not self.renderer.available:
             text = await self.render_async(messages, large, **options)
@@ -144,16 +147,19 @@ class PromptEncoder:
         if not literals:
             return await self.encode_text(text, add_special, large=large, bound=bound)
         if bound is not None:
-            text = await self.apply_bound(text, bound)
+            text = await self.apply_bound(text, bound, literals)
         return tuple(await asyncio.to_thread(special_text.encode, text, literals, add_special))
 
-    async def apply_bound(self, text: str, bound: PromptBound) -> str:
-        """Return the part of the text that is needed. Raises `TextTooLong` if all of it is, and does not fit."""
-        if bound.is_short(text):
+    async def apply_bound(self, text: str, bound: PromptBound, literals: Mapping[str, str] | None = None) -> str:
+        """Return the part of the text that is needed. Raises `TextTooLong` if all of it is, and does not fit.
+
+        `literals`: what its stand-ins stand for, which is longer.
+        """
+        if bound.is_short(len(_restore(text, literals))):
             return text
         tokens = chars = 0
         for piece in bound.split(text):
-            [ids] = await self.encode_all((piece,), add_special=False, large=True)
+            [ids] = await self.encode_all((_restore(piece, literals),), add_special=False, large=True)
             tokens, chars = tokens + len(ids), chars + len(piece)
             if bound.has_enough(tokens):
                 return bound.cut_text(text, chars)
@@ -177,10 +183,21 @@ class PromptEncoder:
         """Return the token ids of a text, in which special tokens may count as plain text."""
         if bound is not None:
             text = await self.apply_bound(text, bound)
+        if not allow_special_tokens:
+            self._check_escapes()
         if not allow_special_tokens and self.tokenizer is not None:
             return tuple(await asyncio.to_thread(self.tokenizer.special_text.encode_literally, text, add_special))
         [ids] = await self.encode_all((text,), add_special, large)
         return ids
+
+    def _check_escapes(self) -> None:
+        """Raise if special tokens cannot be told from text."""
+        if self.tokenizer is None and not self._byte_tokens:
+            raise Unsupported(
+                "only the engine has this model's tokenizer, and it reads special tokens in texts",
+                "remove allow_special_tokens",
+                param="allow_special_tokens",
+            )
 
     async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
         [ids] = await self.encode_all((text,), add_special)
@@ -193,7 +210,8 @@ class PromptEncoder:
         if self.tokenizer is None and not self._byte_tokens:
             return [tuple(await self._remote_tokenizer.tokenize(text, add_special)) for text in texts]
         if large or sum(map(len, texts)) > _LONG_CHARS:
-            return await asyncio.to_thread(self._encode_texts, texts, add_special)
+            batches = [await asyncio.to_thread(self._encode_texts, batch, add_special) for batch in _batch(texts)]
+            return [ids for batch in batches for ids in batch]
         return self._encode_texts(texts, add_special)
 
     def _encode_texts(self, texts: Sequence[str], add_special: bool) -> list[tuple[int, ...]]:
@@ -204,6 +222,23 @@ class PromptEncoder:
         if sum(map(len, texts)) > _HUGE_CHARS:
             release_free_memory()
         return encoded
+
+
+def _restore(text: str, literals: Mapping[str, str] | None) -> str:
+    for stand_in, literal in (literals or {}).items():
+        text = text.replace(stand_in, literal)
+    return text
+
+
+def _batch(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Split many texts into batches of about `_BATCH_CHARS`: the memory of each is free before the next."""
+    start = chars = 0
+    for at, text in enumerate(texts):
+        if at > start and chars + len(text) > _BATCH_CHARS:
+            yield texts[start:at]
+            start, chars = at, 0
+        chars += len(text)
+    yield texts[start:]
 
 
 def _is_long(messages: Messages) -> bool:

@@ -103,6 +103,7 @@ class App:
             )
             self._respond_error(request_context, EnginebayError("unexpected"))
         finally:
+            exchange.release_body()
             self._record_request(request_context)
 
     async def _admit(self, request_context: RequestContext, route: Route) -> None:

@@ -41,6 +41,8 @@ class ExchangeTransport(Protocol):
 
     def finish_exchange(self, exchange: Exchange) -> None: ...
 
+    def release_body(self, exchange: Exchange | None) -> None: ...
+
     def abort(self) -> None: ...
 
 
@@ -175,6 +177,11 @@ class Exchange:
         elif data:
             self._connection.write(data)
         self._connection.finish_exchange(self)
+
+    def release_body(self) -> None:
+        """Count the body no more: the application has ended its work, also for a client that left."""
+        if self.body_lease is not None:
+            self._connection.release_body(self)
 
     def abort(self) -> None:
         """Drop the connection, so that the client does not mistake a partial response for a complete one."""

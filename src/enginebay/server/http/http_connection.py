@@ -74,10 +74,10 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
         self.deadline = None
-        self._release_body(self._reading)
+        for unhandled in (self._reading, *self._pipelined):
+            self.release_body(unhandled)
         for exchange in (self._exchange, *self._pipelined):
             if exchange is not None:
-                self._release_body(exchange)
                 exchange.closed = True
                 exchange.status = exchange.status or CLIENT_CLOSED_REQUEST
                 if exchange.on_close is not None:
@@ -237,7 +237,8 @@ class HttpConnection(asyncio.Protocol):
             )
         return not limit
 
-    def _release_body(self, exchange: Exchange | None) -> None:
+    def release_body(self, exchange: Exchange | None) -> None:
+        """Count a body no more: it is answered, refused, or nobody works on it any longer."""
         if exchange is not None and exchange.body_lease is not None:
             self._budget.release(exchange.body_lease)
 
@@ -292,6 +293,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _dispatch(self, exchange: Exchange) -> None:
         if exchange.closed:
+            self.release_body(exchange)
             return
         self.deadline = None
         self._exchange = exchange
@@ -303,7 +305,7 @@ class HttpConnection(asyncio.Protocol):
         if exchange is not self._exchange:
             return
         self._exchange = None
-        self._release_body(exchange)
+        self.release_body(exchange)
         if not exchange.keep_alive or (self._closing and not self._pipelined):
             self.close()
         elif self.congested:
@@ -390,7 +392,7 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, status: int, message: str, exchange: Exchange | None = None, limit: str = "") -> None:
         """Send an error without the application and close. `limit` names the exceeded setting."""
         self._body = []
-        self._release_body(exchange or self._reading)
+        self.release_body(exchange or self._reading)
         if self._exchange is not None or self._pipelined:  # must not interleave with a response in progress
             self._stop_reading()
             return

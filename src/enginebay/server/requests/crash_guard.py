@@ -150,7 +150,7 @@ class CrashGuard:
 
 def check_session(session: ModelSession) -> None:
     """Raise `Draining`, which is retried, if the worker died before it got the request."""
-    if session.client.client.broken:
+    if session.client.client.broken or session.client.client.disconnected:
         raise Draining("the worker died before it got the request", "retry the request")
 
 

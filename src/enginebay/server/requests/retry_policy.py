@@ -20,7 +20,7 @@ def classify_fallback_trigger(error: errors.EnginebayError) -> str | None:
     if isinstance(error, (errors.LoadFailed, errors.ModelInvalid, errors.FetchFailed, errors.Offline)):
         return "load"
     if isinstance(error, errors.Overloaded) and not isinstance(error, errors.RateLimited):
-        return "queue"
+        return "queue" if error.of_model else None
     if isinstance(error, errors.ContextOverflow):
         return "context"
     return "capability" if isinstance(error, errors.Unsupported) else None

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from enginebay.contract import GenerateRequest
-from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, TimedOut, Unsupported
+from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, Overloaded, TimedOut, Unsupported
 from enginebay.fleet.routing.prompt_bounds import TextTooLong, make_bound
 from enginebay.server.encoding.response_writer import ResponseWriter
 from enginebay.server.requests.crash_guard import SuspectTrial, check_session
@@ -21,6 +21,9 @@ from enginebay.server.requests.suspect_table import compute_digest
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.server.telemetry.server_metrics import MetricValue
 from enginebay.util.limit_errors import format_limit_hint
+
+_WAITED_S = 0.01  # a request that a full queue refuses did not wait
+_TOKENIZER_SLOT_BYTES = 1 << 20  # a larger body takes several places
 
 T = TypeVar("T")
 
@@ -106,13 +109,25 @@ async def enter_tokenizer(request_context: RequestContext) -> AsyncIterator[None
     if queue is None or not request_context.has_large_body:
         yield
         return
-    if not queue.try_enter(client):
-        await _wait(request_context, None, queue.enter(client))
+    if request_context.exchange.closed:
+        raise Cancelled("the client closed the connection")
+    slots = 1 + len(request_context.exchange.body) // _TOKENIZER_SLOT_BYTES
+    if not queue.try_enter(client, slots):
+        try:
+            await _wait(request_context, None, queue.enter(client, slots))
+        except Overloaded as error:
+            raise _make_tokenizer_error(error) from None
     entered = time.perf_counter()
     try:
         yield
     finally:
-        queue.leave(time.perf_counter() - entered, client)
+        queue.leave(time.perf_counter() - entered, client, slots)
+
+
+def _make_tokenizer_error(error: Overloaded) -> Overloaded:
+    busy = Overloaded("too many large requests wait to be tokenized", error.hint, retry_after_s=error.retry_after_s)
+    busy.of_model = False
+    return busy
 
 
 def add_translation_headers(request_context: RequestContext) -> None:
@@ -227,8 +242,13 @@ async def _wait(request_context: RequestContext, session: ModelSession | None, t
     request_context.exchange.on_close = task.cancel
     waiting_gauge = MetricValue() if session is None else session.waiting_gauge
     waiting_gauge.inc()
+    began = time.perf_counter()
     try:
         return await turn
+    except Overloaded:
+        if session is not None and time.perf_counter() - began > _WAITED_S:
+            request_context.queued_s = time.perf_counter() - request_context.exchange.received_at
+        raise
     except asyncio.CancelledError:
         disconnected = request_context.exchange.closed
         raise Cancelled("the client closed the connection" if disconnected else "the server is stopping") from None

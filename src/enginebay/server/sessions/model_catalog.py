@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -90,10 +91,12 @@ class VariantConnector:
 
     def _apply_engine_limits(self, max_running: int, facts: Facts) -> None:
         """Admit what the engine runs at once: in its own queue, requests would wait behind those of other clients."""
-        slots = min(max_running, facts.max_batch) if facts.max_batch > 0 else max_running
+        slots = max(1, max_running // self._processes)
+        if facts.max_batch > 0:  # rounded up: a request too many waits in the engine, a slot too few is never used
+            slots = min(slots, math.ceil(facts.max_batch / self._processes))
         tokens = facts.reservable_tokens
         share = None if tokens is None else max(1, tokens // self._processes)
-        self.queue.resize(max(1, slots // self._processes), share)
+        self.queue.resize(slots, share)
 
     def retire(self) -> None:
         """Close the session after its last response, and open no other."""

@@ -27,7 +27,7 @@ from enginebay.server.supervisor.listen_socket import start_listening
 from enginebay.server.supervisor.process_channel import RpcHandler
 from enginebay.server.supervisor.server_instance import ServerInstance, ServerSetup, open_log
 from enginebay.server.supervisor.shutdown_signals import ReloadSignal, StopSignal
-from enginebay.server.supervisor.trial_coordinator import TrialCoordinator
+from enginebay.server.supervisor.trial_coordinator import AdmissionHolder, TrialCoordinator
 from enginebay.server.telemetry import prometheus_text
 from enginebay.server.telemetry.fleet_observer import FleetObserver, observe_workers
 from enginebay.server.telemetry.server_metrics import (
@@ -85,7 +85,7 @@ class Supervisor:
         self._setup_version = 0  # of the last setup sent to server processes
         self._dead_counters: Snapshot = {}  # of server processes that died
         self._suspects = SuspectTable()  # for server processes that start later
-        self._trials = TrialCoordinator(lambda: self._children if self._instance is None else [self._instance])
+        self._trials = TrialCoordinator(self._list_processes)
 
     # The fleet, for server processes
 
@@ -114,6 +114,12 @@ class Supervisor:
 
     def end_trial(self, variant: str, trial: str) -> None:
         self._trials.end(variant, trial)
+
+    def _list_processes(self) -> Sequence[AdmissionHolder]:
+        """List the server processes that live: one that exited runs nothing."""
+        if self._instance is not None:
+            return [self._instance]
+        return [child for child in self._children if not child.channel.closed.done()]
 
     def share_suspect(self, event: SuspectEvent) -> None:
         self._suspects.apply(event)
@@ -352,6 +358,8 @@ class Supervisor:
         try:
             if version != self._setup_version:
                 await self._configure_child(child, self._build_setup())
+            for event in self._suspects.list_events():  # some may be new since its setup
+                child.channel.notify("apply_suspect", event)
         except BaseException:  # nothing else references it
             await child.close()
             raise

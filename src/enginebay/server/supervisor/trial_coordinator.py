@@ -7,12 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from enginebay.errors import Overloaded
 
-_MAX_HOLD_S = 10.0  # others wait at most this long for trials in a row,
-_PAUSE_S = 20.0  # and then there are none for a while
+_MAX_HOLD_S = 10.0  # others wait about this long for trials,
+_WINDOW_S = 30.0  # in any such time
 
 
 class AdmissionHolder(Protocol):
@@ -24,18 +24,32 @@ class AdmissionHolder(Protocol):
     def release_admission(self, variant: str) -> None: ...
 
 
+class _WaitingTrial(NamedTuple):
+    id: str
+    turn: asyncio.Future[None]
+    urgent: bool
+
+
 @dataclass(slots=True)
 class _VariantTrials:
     active: str = ""  # its id; empty: nothing is held
     held_since: float = 0.0
-    paused_until: float = 0.0
-    waiting: deque[tuple[str, asyncio.Future[None]]] = field(default_factory=deque)
+    holds: deque[tuple[float, float]] = field(default_factory=deque)  # before: from, to
+    waiting: deque[_WaitingTrial] = field(default_factory=deque)
+
+    def measure_held_s(self, now: float) -> float:
+        """Return how long others had to wait in the last `_WINDOW_S`."""
+        start = now - _WINDOW_S
+        while self.holds and self.holds[0][1] <= start:
+            self.holds.popleft()
+        held_s = sum(end - max(begin, start) for begin, end in self.holds)
+        return held_s + (now - max(self.held_since, start) if self.active else 0.0)
 
 
 class TrialCoordinator:
     """Trials of one variant follow each other in order of arrival, and admit nobody in between.
 
-    `begin` may fail or be cancelled, but `end` must follow it in any case. An `urgent` trial ignores the pause.
+    `begin` may fail or be cancelled, but `end` must follow it in any case. An `urgent` trial may hold for longer.
     """
 
     def __init__(
@@ -48,11 +62,11 @@ class TrialCoordinator:
     async def begin(self, variant: str, trial: str, urgent: bool = False) -> None:
         """Wait for the trials before it, then until all processes hold the variant and run nothing on it."""
         trials, now = self._variants.setdefault(variant, _VariantTrials()), self._clock()
-        if not urgent and now < trials.paused_until:
-            raise Overloaded("too many trials in a row")
+        if not urgent and trials.measure_held_s(now) > _MAX_HOLD_S:
+            raise Overloaded("too many trials")
         if trials.active:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            trials.waiting.append((trial, turn))
+            trials.waiting.append(_WaitingTrial(trial, turn, urgent))
             await turn
         else:
             trials.active, trials.held_since = trial, now
@@ -61,30 +75,33 @@ class TrialCoordinator:
     def end(self, variant: str, trial: str) -> None:
         trials = self._variants.get(variant, _VariantTrials())
         if trials.active != trial:
-            trials.waiting = deque(entry for entry in trials.waiting if entry[0] != trial)
+            trials.waiting = deque(entry for entry in trials.waiting if entry.id != trial)
             return
-        if self._clock() > trials.held_since + _MAX_HOLD_S:
-            self._pause(trials)
+        now = self._clock()
+        if trials.measure_held_s(now) > _MAX_HOLD_S:
+            _drop_waiting(trials)
         while trials.waiting:
-            trials.active, turn = trials.waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            following = trials.waiting.popleft()
+            trials.active = following.id
+            if not following.turn.done():
+                following.turn.set_result(None)
                 return
         trials.active = ""
+        trials.holds.append((trials.held_since, now))
         for process in self._list_processes():
             process.release_admission(variant)
-
-    def _pause(self, trials: _VariantTrials) -> None:
-        """Let the suspects that wait run in company, and those of the next moments, too."""
-        trials.paused_until = self._clock() + _PAUSE_S
-        for _, turn in trials.waiting:
-            if not turn.done():
-                turn.set_exception(Overloaded("too many trials in a row"))
-        trials.waiting.clear()
 
     def end_all(self, pid: int) -> None:
         """End the trials of a server process that has exited."""
         for variant, trials in self._variants.items():
-            for trial in (*(name for name, _ in trials.waiting), trials.active):
+            for trial in (*(entry.id for entry in trials.waiting), trials.active):
                 if trial.startswith(f"{pid}:"):
                     self.end(variant, trial)
+
+
+def _drop_waiting(trials: _VariantTrials) -> None:
+    """Let the suspects that wait run in company."""
+    for entry in trials.waiting:
+        if not entry.urgent and not entry.turn.done():
+            entry.turn.set_exception(Overloaded("too many trials"))
+    trials.waiting = deque(entry for entry in trials.waiting if entry.urgent)

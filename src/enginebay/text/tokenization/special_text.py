@@ -1,5 +1,7 @@
 """Encodes text that spells a special token, such as <|im_end|>, as the plain text that it is.
 
+Special is what the tokenizer marks so, and what is written like it: DeepSeek does not mark its <｜User｜>.
+
 A chat template writes special tokens as text, and so could a user, who would end a message or forge another one.
 
     escaped = special_text.escape(messages)             # None: no message spells a special token
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _STAND_INS = range(0xF0000, 0xFFFFE)  # characters without a meaning
 _NAMES = range(0x100000, 0x10FFFE)  # others, for names in the twin
 _NAME_CHARS = 12
+_CONTROL_SHAPE = re.compile("<[|\uff5c][^<>]+[|\uff5c]>")
 
 
 class Escaped(NamedTuple):
@@ -48,7 +51,8 @@ class SpecialText:
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
         self._added = raw.get_added_tokens_decoder()
-        texts = {token.content for token in self._added.values() if token.special and token.content}
+        self._control_ids = {number for number, token in self._added.items() if _is_control(token)}
+        texts = {self._added[number].content for number in self._control_ids}
         self._pattern = re.compile(build_pattern(texts) or r"(?!)")
         # A fast test of a whole request: its JSON has the same texts, but for a few escapes.
         dumped = {_dump(text)[1:-1] for text in texts}
@@ -118,18 +122,19 @@ class SpecialText:
         if self._raw.pre_tokenizer is not None:
             twin.pre_tokenizer = self._raw.pre_tokenizer
         names = {
-            number: f"{secret}{chr(_NAMES[index])}" if token.special else token.content
+            number: f"{secret}{chr(_NAMES[index])}" if number in self._control_ids else token.content
             for index, (number, token) in enumerate(sorted(self._added.items()))
         }
+        twin.add_tokens([f"{secret}{secret}{count}" for count in range(_count_holes(twin))])
         twin.add_tokens([_rename_token(self._added[number], name) for number, name in names.items()])
-        texts = {token.content: names[number] for number, token in self._added.items() if token.special}
+        texts = {self._added[number].content: names[number] for number in self._control_ids}
         ids = {twin.token_to_id(name): number for number, name in names.items()}
         return _Twin(twin, texts, {twin_id: number for twin_id, number in ids.items() if twin_id is not None})
 
     def _split_special(self, number: int, piece: str) -> list[int]:
         """Return the ids of a special token's text. Some vocabularies have special tokens as pieces of text, too."""
         token, model = self._added[number], self._raw.model
-        if not token.special or piece != token.content or piece == getattr(model, "unk_token", None):
+        if number not in self._control_ids or piece != token.content or piece == getattr(model, "unk_token", None):
             return [number]
         return [part.id for half in (piece[:1], piece[1:]) for part in model.tokenize(half)]
 
@@ -137,8 +142,18 @@ class SpecialText:
         """Add what the tokenizer adds to every text, such as a bos token."""
         inner = self._raw.encode("a", add_special_tokens=False).ids
         outer = self._raw.encode("a", add_special_tokens=True).ids
-        start = next(at for at in range(len(outer)) if outer[at : at + len(inner)] == inner)
+        start = next((at for at in range(len(outer)) if outer[at : at + len(inner)] == inner), 0)
         return [*outer[:start], *ids, *outer[start + len(inner) :]]
+
+
+def _is_control(token: Any) -> bool:
+    return bool(token.content) and (token.special or _CONTROL_SHAPE.fullmatch(token.content) is not None)
+
+
+def _count_holes(raw: RawTokenizer) -> int:
+    """Return how many ids to skip: new tokens are numbered from the vocabulary's size, which a gap makes too small."""
+    vocabulary = raw.get_vocab(with_added_tokens=False)
+    return max(vocabulary.values(), default=-1) + 1 - len(vocabulary)
 
 
 def _rename_token(token: Any, name: str) -> Any:

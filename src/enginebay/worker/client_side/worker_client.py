@@ -64,6 +64,7 @@ class WorkerClient(asyncio.Protocol):
         self._pending_ask = pb.Ask()
         self._send_scheduled = False
         self._closing = False
+        self.disconnected = False  # a moment before `broken`, which has the reason
         self._broken_error: EnginebayError | None = None
         self._frame_decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
@@ -228,6 +229,7 @@ class WorkerClient(asyncio.Protocol):
         self._schedule_send()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.disconnected = True
         if not self._closing:
             self._tasks.add(self._loop.create_task(self._handle_disconnect()))
 

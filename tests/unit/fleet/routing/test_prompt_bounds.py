@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from enginebay.contract import GenerateRequest
+from enginebay.errors import Unsupported
 from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong, split_text
 from enginebay.fleet.routing.prompt_encoder import PromptEncoder
 
@@ -74,3 +75,31 @@ async def test_nothing_is_cut_from_a_text_that_is_short_enough(prompts: Any) -> 
 def test_the_pieces_are_the_text(text: str, from_end: bool) -> None:
     pieces = list(split_text(text, from_end=from_end))
     assert "".join(reversed(pieces) if from_end else pieces) == text and all(len(piece) <= 16_000 for piece in pieces)
+
+
+async def test_what_stand_ins_stand_for_counts(prompts: Any) -> None:
+    """A message of special tokens is short only until it is restored."""
+    text = "\U000f0000" * 20_000
+    with pytest.raises(TextTooLong):
+        await prompts.apply_bound(text, PromptBound(1000), {"\U000f0000": "<|im_end|> "})
+    assert await prompts.apply_bound(text[:500], PromptBound(1000), {"\U000f0000": "<|im_end|> "}) == text[:500]
+
+
+async def test_many_texts_are_tokenized_in_batches(prompts: Any) -> None:
+    sizes: list[int] = []
+    encode_batch = prompts.tokenizer.encode_batch
+    prompts.tokenizer.encode_batch = lambda texts, *rest: (
+        sizes.append(sum(map(len, texts))) or encode_batch(texts, *rest)
+    )
+    texts = [f"{number} " + "word " * 10_000 for number in range(40)] + ["x" * MB, "last"]
+    encoded = await prompts.encode_all(texts)
+    assert encoded == [tuple(Words().encode_batch([text])[0]) for text in texts]
+    assert sorted(sizes)[-2] <= 256_000 and sum(sizes) == sum(map(len, texts))
+
+
+@pytest.mark.parametrize("request_", [GenerateRequest(text="x"), GenerateRequest(messages=({"role": "user"},))])
+async def test_an_engines_own_tokenizer_cannot_escape(request_: GenerateRequest) -> None:
+    encoder: Any = PromptEncoder(None, None)  # type: ignore[arg-type]
+    with pytest.raises(Unsupported) as refused:
+        await encoder.encode_request(request_, allow_special_tokens=False)
+    assert refused.value.param == "allow_special_tokens"

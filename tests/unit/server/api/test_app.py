@@ -29,6 +29,10 @@ class _Wire:
 
     def __init__(self) -> None:
         self.aborted = False
+        self.released: list[Exchange] = []
+
+    def release_body(self, exchange: Exchange) -> None:
+        self.released.append(exchange)
 
     def common_headers(self) -> bytes:
         return b""
@@ -92,3 +96,24 @@ async def test_a_response_cut_off_by_shutdown_is_recorded_as_cancelled(monkeypat
     [record] = server.records
     assert (record.status, record.error, record.message) == (200, "cancelled", "the server is stopping")
     assert server.errors() == {"cancelled": 1}
+
+
+async def test_a_body_is_held_until_the_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a client that has left."""
+    done = asyncio.Event()
+
+    async def work(_: ServerContext, request_context: RequestContext) -> None:
+        await done.wait()
+
+    server = _Server(work, monkeypatch)
+    exchange = server.send()
+    exchange.body_lease = cast("Any", object())
+    exchange.closed = True
+    await asyncio.sleep(0)
+    released = cast("Any", exchange)._connection.released
+    assert not released
+    done.set()
+    async with asyncio.timeout(30):
+        while not server.records:
+            await asyncio.sleep(0)
+    assert released == [exchange]

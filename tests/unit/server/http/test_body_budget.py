@@ -67,6 +67,19 @@ def test_a_body_counts_until_its_response_is_written() -> None:
     assert budget.held_bytes == 0 and budget._by_client == {}
 
 
+def test_the_body_of_a_client_that_left_counts_while_it_is_worked_on() -> None:
+    """Otherwise a client could fill the memory with requests that it closes at once."""
+    budget = BodyBudget(ROOM)
+    client = make_client(budget).send(unfinished(100 * KB, declared=100 * KB))
+    client.send(unfinished(90 * KB, declared=90 * KB))
+    [exchange] = client.app.requests
+    assert budget.held_bytes == 190 * KB
+    client.connection.connection_lost(None)
+    assert exchange.closed and budget.held_bytes == 100 * KB, "the next one was not begun"
+    exchange.release_body()
+    assert budget.held_bytes == 0 and budget._by_client == {}
+
+
 def test_a_refused_body_counts_no_more() -> None:
     budget = BodyBudget(ROOM)
     client = make_client(budget)

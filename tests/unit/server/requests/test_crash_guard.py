@@ -49,13 +49,15 @@ def make_guard(gateway: Gateway | None = None) -> tuple[CrashGuard, Gateway, Log
     return CrashGuard(gateway, ServerMetrics(), log), gateway, log  # type: ignore[arg-type]
 
 
-def make_session(address: str, control_error: Exception | None = None, broken: bool = False) -> Any:
+def make_session(
+    address: str, control_error: Exception | None = None, broken: bool = False, disconnected: bool = False
+) -> Any:
     async def generate(request: Any) -> AsyncIterator[Any]:
         if control_error is not None:
             raise control_error
         yield None
 
-    worker = SimpleNamespace(broken=broken, generate=generate)
+    worker = SimpleNamespace(broken=broken, disconnected=disconnected, generate=generate)
     handle = SimpleNamespace(address=address, task="generate")
     client = SimpleNamespace(client=worker, handle=handle)
     return SimpleNamespace(client=client, supports=lambda name: True, passed_control=False)
@@ -123,11 +125,12 @@ async def test_an_engine_that_fails_without_the_suspect_is_at_fault() -> None:
     assert len(guard.table.get_deaths(b"h")) == 1 and not gateway.active
 
 
-async def test_a_worker_that_died_before_the_trial_is_not_held_against_the_suspect() -> None:
+@pytest.mark.parametrize("state", ["broken", "disconnected"])
+async def test_a_worker_that_died_before_the_trial_is_not_held_against_the_suspect(state: str) -> None:
     guard, gateway, _ = make_guard()
     await run(guard, b"h", make_session("w1"), DIED)
     with pytest.raises(Draining):
-        await run(guard, b"h", make_session("w2", broken=True), None)
+        await run(guard, b"h", make_session("w2", **{state: True}), None)
     assert len(guard.table.get_deaths(b"h")) == 1 and not gateway.active
 
 

@@ -81,6 +81,36 @@ async def test_trials_do_not_keep_others_waiting_for_long() -> None:
     await trials.begin("m", "1:5")
 
 
+async def test_trials_one_after_another_do_not_either() -> None:
+    process, now = Process(), [0.0]
+    trials = TrialCoordinator(lambda: [process], clock=lambda: now[0])
+    for number in range(3):
+        await trials.begin("m", f"1:{number}")
+        now[0] += 4.0
+        trials.end("m", f"1:{number}")
+        now[0] += 1.0
+    with pytest.raises(Overloaded):
+        await trials.begin("m", "1:4")
+    await trials.begin("other", "1:5")
+    now[0] = 33.0
+    await trials.begin("m", "1:6")
+
+
+async def test_an_urgent_trial_keeps_its_place() -> None:
+    process, now = Process(), [0.0]
+    trials = TrialCoordinator(lambda: [process], clock=lambda: now[0])
+    await trials.begin("m", "1:1")
+    usual = asyncio.create_task(trials.begin("m", "1:2"))
+    urgent = asyncio.create_task(trials.begin("m", "1:3", urgent=True))
+    await settle()
+    now[0] = 11.0
+    trials.end("m", "1:1")
+    await urgent
+    with pytest.raises(Overloaded):
+        await usual
+    assert process.releases == 0
+
+
 async def test_a_cancelled_trial_passes_its_turn_on() -> None:
     process = Process()
     trials = TrialCoordinator(lambda: [process])

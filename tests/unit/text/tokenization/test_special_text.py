@@ -108,6 +108,27 @@ def test_added_tokens_that_are_not_special_are_kept() -> None:
     assert ids[0] == raw.token_to_id("<think>") and raw.token_to_id("</s>") not in ids
 
 
+@pytest.mark.parametrize("text", ["<|user|>", "<\uff5cUser\uff5c>"])
+def test_what_looks_like_a_control_token_is_one(text: str) -> None:
+    """DeepSeek's distilled models do not mark <\uff5cUser\uff5c> as special."""
+    raw = make_byte_level(plain=(text, "<think>", "<tool_call>"))
+    special, spelled = SpecialText(raw), f"a{text}<think>"
+    ids = special.encode_literally(spelled, add_special=False)
+    assert raw.token_to_id(text) not in ids and ids[-1] == raw.token_to_id("<think>")
+    assert raw.decode(ids, skip_special_tokens=False) == spelled
+    assert special.encode(spelled, {}) == raw.encode(spelled, add_special_tokens=False).ids
+
+
+def test_a_vocabulary_with_gaps() -> None:
+    """Ids beyond the size of the vocabulary are words, and not the names of special tokens."""
+    vocabulary = {token: number + 2 for number, token in enumerate(reversed(list_byte_alphabet()))}
+    raw = Raw(models.BPE(vocab={"</s>": 0, **vocabulary}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(False, use_regex=False), decoders.ByteLevel()
+    raw.add_special_tokens([AddedToken("</s>", normalized=False, special=True)])
+    text = f"{''.join(map(chr, range(256)))}</s>"
+    assert SpecialText(raw).encode(text, {}) == raw.encode(text, add_special_tokens=False).ids
+
+
 def test_strip_flags_of_the_templates_tokens_apply() -> None:
     raw = make_byte_level(special=())
     raw.add_special_tokens([AddedToken("<e>", lstrip=True, rstrip=True, normalized=False, special=True)])

@@ -119,3 +119,17 @@ async def test_an_rpc_to_a_silent_worker_times_out(
     engine.silent = True
     with pytest.raises(WorkerDied, match="did not respond within"):
         await asyncio.wait_for(call(), 30)
+
+
+async def test_a_lost_connection_is_known_at_once(tmp_path: Path) -> None:
+    """Its reason is known a moment later. No request may be sent to the worker meanwhile."""
+    accepted: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    server = await asyncio.start_unix_server(lambda _, writer: accepted.put_nowait(writer), tmp_path / "t")
+    client = WorkerClient(f"unix:{tmp_path / 's'}")
+    (await accepted.get()).close()
+    async with asyncio.timeout(30):
+        while not client.disconnected:
+            assert not client.broken
+            await asyncio.sleep(0)
+    await client.close()
+    server.close()

@@ -16,12 +16,13 @@ import msgspec
 
 from enginebay.contract import Embedding
 from enginebay.contract.engine_messages import Usage
-from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, Unsupported, WorkerDied
+from enginebay.errors import Cancelled, ContextOverflow, Draining, InvalidRequest, Unsupported, WorkerDied
 from enginebay.fleet.routing.prompt_bounds import TextTooLong, make_bound
 from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.openai.completions import parse_prompts
 from enginebay.server.api.openai.response_objects import EmbeddingListObject, EmbeddingObject, EmbeddingUsageObject
 from enginebay.server.api.openai.schemas import EmbeddingBody
+from enginebay.server.requests.crash_guard import check_session
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.run_generation import (
     add_translation_headers,
@@ -58,8 +59,18 @@ async def _run_embed(
     digest = partial(compute_embed_digest, request_context.variant, inputs)
     trial = guard.find_trial(request_context, digest()) if guard is not None and guard.table else None
     leave = await enter_queue(request_context, session, trial=trial)
+    try:
+        check_session(session)
+    except Draining:
+        leave()
+        if trial is not None:
+            trial.end()
+        raise
     work = asyncio.ensure_future(session.client.client.embed(inputs))
     work.add_done_callback(lambda _: leave())
+    if trial is not None:
+        started_at = time.monotonic()
+        trial.watch(lambda: started_at)  # it has no first token
     try:
         async with asyncio.timeout(session.limits.request_timeout_s):
             embedding = await asyncio.shield(work)
