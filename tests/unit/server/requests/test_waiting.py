@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.errors import Cancelled, Overloaded
+from enginebay.errors import Cancelled, Draining, Overloaded
+from enginebay.server.api.openai.embeddings import _run_embed
 from enginebay.server.requests.retry_policy import classify_fallback_trigger
 from enginebay.server.requests.run_generation import enter_queue, enter_tokenizer
 from enginebay.server.sessions.admission_queue import AdmissionQueue
@@ -63,4 +64,15 @@ async def test_nothing_is_tokenized_for_a_client_that_left() -> None:
     with pytest.raises(Cancelled):
         async with enter_tokenizer(request_context):
             await asyncio.sleep(0)
+    assert queue.running == 0
+
+
+async def test_an_embedding_is_not_sent_to_a_worker_that_died() -> None:
+    queue = AdmissionQueue(max_running=1, max_waiting=1, timeout_s=5)
+    worker = SimpleNamespace(broken=False, disconnected=True)
+    session: Any = SimpleNamespace(
+        queue=queue, waiting_gauge=MetricValue(), running_gauge=MetricValue(), client=SimpleNamespace(client=worker)
+    )
+    with pytest.raises(Draining):
+        await _run_embed(make_request_context(), session, [(1,)])
     assert queue.running == 0
