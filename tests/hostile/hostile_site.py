@@ -98,7 +98,7 @@ class HostileSite:
     # What the server says of itself
 
     def ask_admin(self, path: str, body: Any = None) -> httpx.Response:
-        return self.admin.get(path) if body is None else self.admin.post(path, json=body)
+        return self.admin.get(path) if body is None else self.admin.post(path, json=body, timeout=LOAD_S)
 
     def read_pids(self) -> dict[str, int]:
         return {model["name"]: model["pid"] for model in self.ask_admin("/admin/ps").json()["models"] if model["pid"]}
