@@ -44,7 +44,7 @@ class PeftAdapters:
         try:
             check_ranks(Path(path))
             self._model.load_adapter(path, adapter_name=key)
-        except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:  # PEFT and safetensors raise many kinds
             with contextlib.suppress(Exception):  # it may be partly loaded
                 self._model.delete_adapter(key)
             raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {summarize_error(error)}", path) from None
