@@ -60,7 +60,6 @@ def _make_peft(good: Path, folder: Path) -> Iterator[tuple[str, Path]]:
         "type-unknown": {**config, "peft_type": "NOTHING"},
         "modules-unknown": {**config, "target_modules": ["nothing"]},
         "modules-of-numbers": {**config, "target_modules": [7]},
-        "modules-every": {**config, "target_modules": "all-linear"},
     }
     for name, changed in configs.items():
         path = _copy(good, folder / name)

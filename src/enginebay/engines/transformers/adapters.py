@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ class PeftAdapters:
             raise LoadFailed(f"LoRA adapter {name} has no {missing[0]}: {path}", "use a PEFT adapter directory")
         key = next(self._peft_names)
         try:
+            check_ranks(Path(path))
             self._model.load_adapter(path, adapter_name=key)
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        except Exception as error:  # PEFT and safetensors raise many kinds
             with contextlib.suppress(Exception):  # it may be partly loaded
                 self._model.delete_adapter(key)
             raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {summarize_error(error)}", path) from None
@@ -93,3 +95,25 @@ class PeftAdapters:
         with contextlib.suppress(ValueError):  # no adapter is loaded
             self._model.disable_adapters()
         self._active = NO_ADAPTER
+
+
+def check_ranks(folder: Path) -> None:
+    """Raise `ValueError` if a rank exceeds every dimension of the weights: PEFT would allocate matrices of that size."""
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise ValueError("adapter_config.json is not a JSON object")
+    largest = _read_largest_dimension(folder / "adapter_model.safetensors")
+    for rank in (config.get("r", 1), *(config.get("rank_pattern") or {}).values()):
+        if not isinstance(rank, int) or not 1 <= rank <= largest:
+            raise ValueError(f"its rank is {str(rank)[:40]}, but its weights have at most {largest} rows")
+
+
+def _read_largest_dimension(file: Path) -> int:
+    """Read the shapes in the header of a safetensors file."""
+    with file.open("rb") as weights:
+        size = int.from_bytes(weights.read(8), "little")
+        if size > file.stat().st_size:
+            raise ValueError("adapter_model.safetensors is cut off")
+        header = json.loads(weights.read(size))
+    tensors = header.values() if isinstance(header, dict) else ()
+    return max((length for tensor in tensors for length in tensor.get("shape", ())), default=0)

@@ -68,7 +68,10 @@ def read_lora_ranks(loras: Mapping[str, str]) -> dict[str, int]:
         if Path(path).suffix == ".gguf":
             raise ModelInvalid(f"adapter {name} is a GGUF file, which vLLM cannot read", "set a PEFT adapter directory")
         _refuse_pickles(Path(path), f"adapter {name}", _ADAPTER_WEIGHTS)
-        ranks[name] = int(_read_json(Path(path) / "adapter_config.json").get("r", 16))
+        rank = _read_json(Path(path) / "adapter_config.json").get("r", 16)
+        if not isinstance(rank, int):
+            raise ModelInvalid(f"adapter {name} has the rank {str(rank)[:40]!r}", "set r to an integer in its config")
+        ranks[name] = rank
     return ranks
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,11 +41,21 @@ class FakeModel:
         self.on = name
 
 
-def folder(path: Path) -> str:
+def folder(path: Path, rank: Any = 8) -> str:
     path.mkdir()
-    (path / "adapter_config.json").touch()
-    (path / "adapter_model.safetensors").touch()
+    (path / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    header = json.dumps({"lora_A.weight": {"dtype": "F32", "shape": [8, 64], "data_offsets": [0, 0]}}).encode()
+    (path / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     return str(path)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 65, 10**7, "x", None])
+def test_a_rank_beyond_the_weights_is_refused_before_peft_sees_it(tmp_path: Path, rank: Any) -> None:
+    """PEFT allocates matrices of that rank first: a large one ended the worker."""
+    model = FakeModel()
+    with pytest.raises(InvalidRequest, match="its rank is"):
+        PeftAdapters(model, {}).add("a", folder(tmp_path / "a", rank))
+    assert model.loaded == []
 
 
 def test_an_adapter_added_at_run_time_is_inactive_at_first(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.lora.request", module)  # type: ignore[arg-type]
 
 
-def adapter(folder: Path, rank: int = 8, file: str = "adapter_model.safetensors") -> str:
+def adapter(folder: Path, rank: Any = 8, file: str = "adapter_model.safetensors") -> str:
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
     (folder / file).touch()
@@ -67,6 +68,8 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         adapters.prepare("b", adapter(tmp_path / "b", file="adapter_model.bin"))
     with pytest.raises(InvalidRequest, match="not a directory"):
         adapters.prepare("c", str(tmp_path / "nowhere"))
+    with pytest.raises(InvalidRequest, match="has the rank 'x'"):
+        adapters.prepare("d", adapter(tmp_path / "d", rank="x"))
 
 
 def test_a_removed_adapter_holds_its_slot_until_its_last_request_ends(tmp_path: Path) -> None:

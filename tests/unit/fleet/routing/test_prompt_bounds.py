@@ -36,7 +36,7 @@ def prompts() -> Any:
 async def test_a_prompt_far_over_the_context_is_refused_after_a_part_of_it(prompts: Any) -> None:
     text = "word " * (4 * MB // 5)
     with pytest.raises(TextTooLong) as refused:
-        await prompts.encode_request(GenerateRequest(text=text), bound=PromptBound(1000))
+        await prompts.encode_request(GenerateRequest(text=text), False, PromptBound(1000))
     assert 1000 < refused.value.min_tokens <= 4 * MB // 5
     assert prompts.tokenizer.total < 40_000
 
@@ -44,13 +44,13 @@ async def test_a_prompt_far_over_the_context_is_refused_after_a_part_of_it(promp
 @pytest.mark.parametrize("text", ["x" * MB, " " * MB, "ab " * 300 + "x" * MB, "word " * 900 + "\n" * MB])
 async def test_a_text_of_few_tokens_fits_whatever_its_length(prompts: Any, text: str) -> None:
     """No number of bytes says how many tokens a text has."""
-    ids = await prompts.encode_request(GenerateRequest(text=text), bound=PromptBound(1000))
+    ids = await prompts.encode_request(GenerateRequest(text=text), False, PromptBound(1000))
     assert list(ids) == Words().encode_batch([text])[0]
 
 
 async def test_usual_texts_are_tokenized_once(prompts: Any) -> None:
     text = "word " * 1500
-    ids = await prompts.encode_request(GenerateRequest(text=text), bound=PromptBound(1000))
+    ids = await prompts.encode_request(GenerateRequest(text=text), False, PromptBound(1000))
     assert len(ids) == 1501 and prompts.tokenizer.total == len(text), "the exact number is for the message"
 
 

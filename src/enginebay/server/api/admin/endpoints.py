@@ -91,9 +91,16 @@ async def reload(context: ServerContext, request_context: RequestContext) -> Non
 async def add_adapter(context: ServerContext, request_context: RequestContext) -> None:
     body = decode_body(AdapterBody, request_context.exchange.body)
     request_context.model = body.model
-    if not await asyncio.to_thread(os.path.exists, body.path):  # here, since engines report it differently
-        raise InvalidRequest(f"path {body.path[:200]!r} does not exist on the server's host", param="path")
+    await asyncio.to_thread(_check_adapter_path, body.path)
     await _run_command(context, request_context, "add_lora", model=body.model, name=body.name, path=body.path)
+
+
+def _check_adapter_path(path: str) -> None:
+    """Check it here, since engines report it differently, and would wait for a pipe or read a device to its end."""
+    if not os.path.exists(path):  # noqa: PTH110  (`Path` raises for a name that is too long)
+        raise InvalidRequest(f"path {path[:200]!r} does not exist on the server's host", param="path")
+    if not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH112, PTH113
+        raise InvalidRequest(f"path {path[:200]!r} is neither a file nor a directory", param="path")
 
 
 async def remove_adapter(context: ServerContext, request_context: RequestContext) -> None:

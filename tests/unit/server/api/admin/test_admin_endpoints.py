@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,6 +26,7 @@ from enginebay.errors import (
     UnknownModel,
 )
 from enginebay.meters.sample import Absent, Sample
+from enginebay.server.api.admin.endpoints import _check_adapter_path
 from enginebay.server.api.app import App
 from enginebay.server.api.routes import ROUTES
 from enginebay.server.auth.api_keys import ApiKey, Keyring, hash_key
@@ -300,6 +303,7 @@ async def test_without_keys_only_local_clients_may_manage(config: dict[str, Any]
     assert len(server.fleet.commands) == 4
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("token", ["", "the-local-toke", "the-local-token2", "THE-LOCAL-TOKEN", "\u00ff"])
 async def test_without_keys_a_proxy_that_leaves_no_trace_needs_the_token(token: str) -> None:
     """Nothing but the token tells it from a local client."""
@@ -315,3 +319,13 @@ async def test_the_token_is_worth_nothing_on_a_server_with_keys() -> None:
     server = Server(KEYS)
     assert (await server.request("GET", "/admin/ps", x_enginebay_token=TOKEN)).status == 401
     assert server.fleet.commands == []
+=======
+def test_an_adapter_is_a_file_or_a_directory(tmp_path: Path) -> None:
+    """An engine would wait for a pipe, and read a device to its end."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path / "nothing", Path("\0")):
+        with pytest.raises(InvalidRequest) as refused:
+            _check_adapter_path(str(path))
+        assert refused.value.param == "path"
+    _check_adapter_path(str(tmp_path))
+>>>>>>> hostile
