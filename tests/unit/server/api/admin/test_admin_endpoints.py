@@ -303,7 +303,6 @@ async def test_without_keys_only_local_clients_may_manage(config: dict[str, Any]
     assert len(server.fleet.commands) == 4
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("token", ["", "the-local-toke", "the-local-token2", "THE-LOCAL-TOKEN", "\u00ff"])
 async def test_without_keys_a_proxy_that_leaves_no_trace_needs_the_token(token: str) -> None:
     """Nothing but the token tells it from a local client."""
@@ -319,7 +318,8 @@ async def test_the_token_is_worth_nothing_on_a_server_with_keys() -> None:
     server = Server(KEYS)
     assert (await server.request("GET", "/admin/ps", x_enginebay_token=TOKEN)).status == 401
     assert server.fleet.commands == []
-=======
+
+
 def test_an_adapter_is_a_file_or_a_directory(tmp_path: Path) -> None:
     """An engine would wait for a pipe, and read a device to its end."""
     os.mkfifo(tmp_path / "pipe")
@@ -328,4 +328,3 @@ def test_an_adapter_is_a_file_or_a_directory(tmp_path: Path) -> None:
             _check_adapter_path(str(path))
         assert refused.value.param == "path"
     _check_adapter_path(str(tmp_path))
->>>>>>> hostile
