@@ -46,7 +46,7 @@ def test_a_found_configuration_sends_nothing_until_it_is_trusted(tmp_path: Path)
         config = {"models": {"far": {"engine": "openai", "may_leave_host": True, "openai": openai}}}
         (tmp_path / "enginebay.yaml").write_text(yaml.safe_dump(config))
         refused = run_bay(tmp_path, "run", "far", "hi")
-        assert refused.returncode == 2 and "bay config trust enginebay.yaml" in refused.stderr
+        assert refused.returncode == 2 and "run: bay config trust" in refused.stderr
         assert "completions" not in server.read_log() and "chat" not in server.read_log()
         assert run_bay(tmp_path, "config", "trust").returncode == 0
         answered = run_bay(tmp_path, "run", "far", "hi", "--max-tokens", "4")
