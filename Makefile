@@ -12,6 +12,7 @@ TEST_HOME := $(CURDIR)/.home
 PARALLEL ?= -n 2 --dist loadgroup
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
 REAL := tests/browser tests/contract tests/hostile tests/integration
+SLOW := tests/browser tests/contract tests/integration
 
 .PHONY: install lock lock-engines serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
@@ -113,8 +114,8 @@ test: $(VENV)/.dev
 
 # What `make test` leaves out.
 test-slow: engines node
-	$(PYTEST) $(REAL) -m "slow and not alone" $(PARALLEL)
-	$(PYTEST) $(REAL) -m "slow and alone"
+	$(PYTEST) $(SLOW) -m "slow and not alone" $(PARALLEL)
+	$(PYTEST) $(SLOW) -m "slow and alone"
 
 # What continuous integration runs, from nothing: at most an hour on two cores.
 test-ci:
@@ -124,6 +125,7 @@ test-ci:
 # Everything that needs no GPU: also random examples of the property tests, random hostile requests, and ten minutes at full load.
 test-all: test-ci
 	ENGINEBAY_DICE=1 $(VENV)/bin/pytest tests/unit $(PARALLEL)
+	$(MAKE) --no-print-directory hostile
 	$(MAKE) --no-print-directory fuzz
 	$(MAKE) --no-print-directory soak MINUTES=10
 
