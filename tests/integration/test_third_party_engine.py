@@ -68,7 +68,7 @@ def test_its_preset_alias_and_suggested_values_work(home: Path, tmp_path: Path) 
 
 def test_it_is_listed_with_its_capabilities(home: Path) -> None:
     assert "echo" in run_bay(home, "engines", "list")
-    assert "echo" in run_bay(home, "engines", "matrix", "--engine", "echo")
+    assert "ECHO 0.1.0" in run_bay(home, "engines", "matrix", "--engine", "echo")
 
 
 def test_it_is_measured(home: Path, tmp_path: Path) -> None:
