@@ -140,13 +140,15 @@ def _make_plan(
 def _search_engines(plan: SearchPlan, loaded: Config) -> tuple[SearchPlan, Ranking]:
     """Measure the engines. Return the plan with the lengths that were measured."""
     from enginebay.lab.search.preflight import predict_search_reasons
+    from enginebay.lab.study.study_size import shorten_preparation
 
     for line in predict_search_reasons(plan.goal):
         note(line)
     progress = SearchProgress()
+    plan = replace(plan, points=[shorten_preparation(point) for point in plan.points])
     try:
         speeds = _measure_speeds(plan, progress)
-        plan = _size_answers(plan, loaded, speeds)
+        plan, speeds = _shorten_requests(plan, loaded, speeds)
         return plan, _measure_engines(plan, speeds, progress)
     except KeyboardInterrupt:
         progress.clear()
@@ -216,35 +218,43 @@ def _measure_speeds(plan: SearchPlan, progress: SearchProgress) -> list[EngineSp
     return speeds
 
 
-def _size_answers(plan: SearchPlan, loaded: Config, speeds: Sequence[EngineSpeed | EnginebayError]) -> SearchPlan:
-    """Shorten the answers on a slow host, unless the user chose their length."""
-    from enginebay.lab.search.search_duration import ENGINE_BUDGET_S, pick_output_tokens
+def _shorten_requests(
+    plan: SearchPlan, loaded: Config, speeds: Sequence[EngineSpeed | EnginebayError]
+) -> tuple[SearchPlan, list[EngineSpeed | EnginebayError]]:
+    """Shorten prompts and answers on a slow host, unless the user chose their length. Return the speeds that follow."""
+    from enginebay.lab.search.search_duration import ENGINE_BUDGET_S, pick_lengths, scale_prompts
     from enginebay.lab.study.study_point import plan_run
 
     known = [speed for speed in speeds if not isinstance(speed, EnginebayError)]
-    length = plan.points[0].workload.get("output_tokens")
-    if not known or not isinstance(length, int) or quick_study.sets_output_length(loaded):
-        return plan
-    shorter = pick_output_tokens(known, plan.goal, plan_run(plan.points[0]).parity)
-    if shorter >= length:
-        return plan
+    lengths = quick_study.list_lengths(plan.points[0], loaded)
+    if not known or not lengths:
+        return plan, list(speeds)
+    usual = lengths[0]
+    prompt, answer = pick_lengths(known, plan.goal, plan_run(plan.points[0]).parity, lengths)
+    if (prompt, answer) == usual:
+        return plan, list(speeds)
     note(
-        f"this host is slow: {shorter} output tokens per answer instead of {length}, to keep the search under "
-        f"{ENGINE_BUDGET_S / 60:.0f} minutes per engine; pass --output-tokens {length} to override"
+        f"this host is slow: prompts of {prompt} and answers of {answer} tokens instead of {usual[0]} and {usual[1]}, to "
+        f"keep the search near {ENGINE_BUDGET_S / 60:.0f} minutes per engine; to override: --input-tokens {usual[0]} "
+        f"--output-tokens {usual[1]}"
     )
-    points = [replace(point, workload={**point.workload, "output_tokens": shorter}) for point in plan.points]
-    return replace(plan, points=points)
+    shorter = {"input_tokens": prompt, "output_tokens": answer}
+    points = [replace(point, workload={**point.workload, **shorter}) for point in plan.points]
+    scaled = [
+        speed if isinstance(speed, EnginebayError) else scale_prompts(speed, prompt / usual[0]) for speed in speeds
+    ]
+    return replace(plan, points=points), scaled
 
 
-def _estimate_searches(plan: SearchPlan, speeds: Sequence[EngineSpeed | EnginebayError]) -> list[float]:
+def _plan_searches(plan: SearchPlan, speeds: Sequence[EngineSpeed | EnginebayError]) -> list[float]:
     """Return how long the search takes on each engine."""
-    from enginebay.lab.search.search_duration import estimate_search_s
+    from enginebay.lab.search.search_duration import plan_search_s
     from enginebay.lab.study.study_point import plan_run
 
     return [
         0.0
         if isinstance(speed, EnginebayError)
-        else estimate_search_s(speed, plan.goal, quick_study.get_output_tokens(point), plan_run(point).parity)
+        else plan_search_s(speed, plan.goal, quick_study.get_output_tokens(point), plan_run(point).parity)
         for point, speed in zip(plan.points, speeds, strict=True)
     ]
 
@@ -276,7 +286,7 @@ def _measure_engines(
     progress.show_phase("calibrating the load generator")
     ceiling = calibrate()
     progress.clear()
-    expected_s = _estimate_searches(plan, speeds)
+    expected_s = _plan_searches(plan, speeds)
     _announce(plan, expected_s)
     context = StudyContext(
         runs_dir=plan.runs, study_id=plan.study_id, ceiling=ceiling, config=plan.inputs, on_status=progress.show_phase,

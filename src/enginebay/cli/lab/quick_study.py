@@ -58,6 +58,11 @@ def sets_output_length(config: Config) -> bool:
     return "output_tokens" in (config.experiment.workload or {}) or config.find_origin("sampling.max_tokens").rank > 0
 
 
+def sets_input_length(config: Config) -> bool:
+    """Return whether the user chose the length of the prompts. Pure."""
+    return "input_tokens" in (config.experiment.workload or {}) or config.experiment.max_input_tokens is not None
+
+
 def count_quick_cycles(config: Config) -> int:
     from enginebay.lab.study.study_size import QUICK_CYCLES
 
@@ -67,8 +72,15 @@ def count_quick_cycles(config: Config) -> int:
 def size_points(points: Sequence[StudyPoint], config: Config, on_status: Callable[[str], None]) -> SizedStudy:
     """Measure the engines' speed, and size the study by those that run. Raises `EnginebayError` if none does."""
     from enginebay.lab.study.study_point import plan_run
-    from enginebay.lab.study.study_size import OUTPUT_TOKENS, apply_size, estimate_run_s, size_study
+    from enginebay.lab.study.study_size import (
+        OUTPUT_TOKENS,
+        apply_size,
+        estimate_run_s,
+        shorten_preparation,
+        size_study,
+    )
 
+    points = [shorten_preparation(point) for point in points]
     speeds = measure_speeds(points, on_status)
     known = {
         point.label: speed for point, speed in zip(points, speeds, strict=True) if not isinstance(speed, EnginebayError)
@@ -112,6 +124,18 @@ def get_output_tokens(point: StudyPoint) -> int:
 
     length = point.workload.get("output_tokens")
     return length if isinstance(length, int) else DEFAULT_OUTPUT_TOKENS
+
+
+def list_lengths(point: StudyPoint, config: Config) -> list[tuple[int, int]]:
+    """Return the lengths of prompts and answers that a search may try, the longest first; none if the user chose them."""
+    from enginebay.lab.search.search_duration import LENGTH_SHARES
+
+    prompt, answer = point.workload.get("input_tokens"), point.workload.get("output_tokens")
+    if not isinstance(prompt, int) or not isinstance(answer, int) or sets_output_length(config):
+        return []
+    if sets_input_length(config):
+        return [(prompt, max(1, answer // by)) for _, by in LENGTH_SHARES]
+    return [(max(1, prompt // by), max(1, answer // share)) for by, share in LENGTH_SHARES]
 
 
 def format_speeds(speeds: Mapping[str, EngineSpeed], output_tokens: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from enginebay.lab.search.concurrency_sweep import CONCURRENCIES, count_level_requests, max_sending_s
 from enginebay.lab.search.rate_bisection import SearchRules, Trial
 from enginebay.lab.study.study_point import ParityPlan
-from enginebay.lab.study.study_size import OUTPUT_TOKENS, StudySize, estimate_run_s
+from enginebay.lab.study.study_size import StudySize, estimate_run_s
 
 if TYPE_CHECKING:
     from enginebay.lab.search.rate_search import SearchGoal
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 MIN_RUN_LATENCIES = 10  # a shorter run is mostly ramp-up and drain, and shows no queue growth
 CONFIRM_FACTOR = 2  # times longer; energy is measured in this run, and meters need a long window
-ENGINE_BUDGET_S = 300.0  # shorter answers are tried above it
+ENGINE_BUDGET_S = 420.0  # shorter prompts and answers are tried above it
+LONGEST_S = 600.0  # of a search; a slower engine gets a coarser result
+LENGTH_SHARES = ((1, 1), (1, 2), (2, 4), (4, 8))  # by what prompts and answers are divided
 _BRACKET_TRIALS = 3  # until one rate meets the objective and one misses it; one of them may be repeated
+_LEAST_TRIALS = 2  # one rate that meets the objective and one that misses it
 _USUAL_LEVELS = 3  # of the concurrency sweep
 _USUAL_RATE = 0.6  # of a trial, as a share of the throughput; low rates take longest
 _RUN_OVERHEAD_S = 5.0
@@ -55,13 +58,32 @@ def estimate_trial_s(goal: SearchGoal, rate: float, single_s: float) -> float:
     return max(goal.requests / rate, goal.seconds, MIN_RUN_LATENCIES * single_s) + single_s + _RUN_OVERHEAD_S
 
 
-def pick_output_tokens(speeds: Iterable[EngineSpeed], goal: SearchGoal, parity: ParityPlan) -> int:
-    """Return the longest answers with which no engine takes too long, else the shortest."""
-    known = list(speeds)
-    for output_tokens in OUTPUT_TOKENS:
-        if all(estimate_search_s(speed, goal, output_tokens, parity) <= ENGINE_BUDGET_S for speed in known):
-            return output_tokens
-    return OUTPUT_TOKENS[-1]
+def plan_search_s(speed: EngineSpeed, goal: SearchGoal, output_tokens: int, parity: ParityPlan) -> float:
+    """Return how much time a search gets: what it needs, or less on an engine that would take very long."""
+    single_s, rate = speed.single_s(output_tokens), speed.requests_per_s(output_tokens)
+    trial_s = estimate_trial_s(goal, _USUAL_RATE * rate, single_s)
+    least_s = estimate_run_s(speed, StudySize(0, output_tokens), parity) + (_LEAST_TRIALS + CONFIRM_FACTOR) * trial_s
+    return min(estimate_search_s(speed, goal, output_tokens, parity), max(LONGEST_S, ANNOUNCED_SLACK * least_s))
+
+
+def pick_lengths(
+    speeds: Iterable[EngineSpeed], goal: SearchGoal, parity: ParityPlan, lengths: Sequence[tuple[int, int]]
+) -> tuple[int, int]:
+    """Return the longest prompts and answers with which no engine takes too long, else the shortest.
+
+    `lengths`: to try, the longest first. The speeds were measured with its prompts.
+    """
+    known, measured = list(speeds), lengths[0][0]
+    for prompt, answer in lengths:
+        scaled = [scale_prompts(speed, prompt / measured) for speed in known]
+        if all(estimate_search_s(speed, goal, answer, parity) <= ENGINE_BUDGET_S for speed in scaled):
+            return prompt, answer
+    return lengths[-1]
+
+
+def scale_prompts(speed: EngineSpeed, share: float) -> EngineSpeed:
+    """Return the speed with prompts of this share of the measured length."""
+    return replace(speed, first_s=speed.first_s * share, batch_first_s=speed.batch_first_s * share)
 
 
 def limit_runs(rules: SearchRules, trials: Sequence[Trial], left_s: float, trial_s: float) -> SearchRules:

@@ -14,7 +14,8 @@ from enginebay.lab.study.server_facts import fetch_server_facts
 from enginebay.lab.study.study_point import StudyPoint, plan_run
 from enginebay.lab.workload.request_records import Record, Request
 
-BATCH = 8  # requests at once
+BATCH, SLOW_BATCH = 8, 4  # requests at once
+_SLOW_S = 1.0  # a slow engine needs more for one request
 SHORT_TOKENS, LONG_TOKENS = 4, 20  # of the answers; two lengths tell apart the time of a prompt and of a token
 _SEED_OFFSET = 104_729  # other prompts than those of the runs and their warm-up
 _FASTEST_S = 1e-6
@@ -27,8 +28,9 @@ class EngineSpeed:
     start_s: float  # of the server
     first_s: float  # to the first token of a single request
     token_s: float  # between its tokens
-    batch_first_s: float  # a batch of `BATCH` requests at once, without its tokens
+    batch_first_s: float  # a batch of requests at once, without its tokens
     batch_token_s: float  # for one more token of each of them
+    batch: int = BATCH
 
     def single_s(self, output_tokens: int) -> float:
         """Return the time of one request at a time."""
@@ -40,7 +42,7 @@ class EngineSpeed:
 
     def requests_per_s(self, output_tokens: int) -> float:
         """Return the throughput of batches. With more requests at once it is usually higher."""
-        return BATCH / self.batch_s(output_tokens)
+        return self.batch / self.batch_s(output_tokens)
 
 
 def measure_speed(
@@ -59,9 +61,10 @@ def measure_speed(
         on_status(f"measuring the speed of {point.engine}")
         _send(target, prompts[:1], SHORT_TOKENS)  # the first request of a server is slower
         (single,) = _send(target, prompts[1:2] or prompts[:1], LONG_TOKENS)
-        short = _send(target, prompts[2 : 2 + BATCH] or prompts, SHORT_TOKENS)
-        long = _send(target, prompts[2 + BATCH :] or prompts, LONG_TOKENS)
-        return summarize_speed(server.start_s, single, short, long)
+        batch = BATCH if (single.end_s or 0.0) - single.sent_s < _SLOW_S else SLOW_BATCH
+        short = _send(target, prompts[2 : 2 + batch] or prompts, SHORT_TOKENS)
+        long = _send(target, prompts[2 + batch : 2 + 2 * batch] or prompts, LONG_TOKENS)
+        return summarize_speed(server.start_s, single, short, long, batch)
 
 
 def _send(target: TargetServer, requests: Sequence[Request], output_tokens: int) -> list[Record]:
@@ -74,13 +77,15 @@ def _send(target: TargetServer, requests: Sequence[Request], output_tokens: int)
     return records
 
 
-def summarize_speed(start_s: float, single: Record, short: Sequence[Record], long: Sequence[Record]) -> EngineSpeed:
+def summarize_speed(
+    start_s: float, single: Record, short: Sequence[Record], long: Sequence[Record], batch: int = BATCH
+) -> EngineSpeed:
     """Fit the times to the lengths. `short` and `long`: batches with answers of `SHORT_TOKENS` and `LONG_TOKENS`. Pure."""
     first_s = (single.first_s or single.end_s or 0.0) - single.sent_s
     token_s = ((single.last_s or 0.0) - (single.first_s or 0.0)) / (LONG_TOKENS - 1)
-    short_s, long_s = (_last_end_s(records) * BATCH / len(records) for records in (short, long))
+    short_s, long_s = (_last_end_s(records) * batch / len(records) for records in (short, long))
     batch_token_s = max((long_s - short_s) / (LONG_TOKENS - SHORT_TOKENS), 0.0)
-    return EngineSpeed(start_s, first_s, token_s, max(0.0, long_s - batch_token_s * LONG_TOKENS), batch_token_s)
+    return EngineSpeed(start_s, first_s, token_s, max(0.0, long_s - batch_token_s * LONG_TOKENS), batch_token_s, batch)
 
 
 def _last_end_s(records: Sequence[Record]) -> float:

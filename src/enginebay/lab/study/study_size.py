@@ -23,6 +23,8 @@ MIN_WINDOW_S = 12.0  # measured, however long the server takes to start
 MIN_QUICK_REQUESTS = 8
 ENOUGH_REQUESTS = 16  # before shorter answers are tried
 OUTPUT_TOKENS = (128, 64, 32)  # per answer; the longest that leaves enough requests
+QUICK_WARMUP = {"requests": 4}
+QUICK_PARITY = {"prompts": 4, "tokens": 16}
 _RUN_OVERHEAD_S = 8.0  # load generator processes, idle power, writing the run, stopping the server
 _PARITY_SLOWDOWN = 1.5  # with log probabilities
 _SLACK = 1.15  # a server is not equally fast in every run
@@ -34,6 +36,12 @@ class StudySize:
 
     requests: int
     output_tokens: int
+
+
+def shorten_preparation(point: StudyPoint) -> StudyPoint:
+    """Return the point with less warm-up and a shorter parity check, where the user set none."""
+    warmup = QUICK_WARMUP if point.warmup is None else point.warmup
+    return replace(point, warmup=warmup, parity=QUICK_PARITY if point.parity is None else point.parity)
 
 
 def size_study(speeds: Iterable[EngineSpeed], parity: ParityPlan, lengths: Sequence[int] = OUTPUT_TOKENS) -> StudySize:

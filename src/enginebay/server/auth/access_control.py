@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from functools import lru_cache
 
 from enginebay.errors import Forbidden, Unauthorized
 from enginebay.server.auth.admin_token import check_admin_token
@@ -88,6 +89,7 @@ def _is_local_name(host: str) -> bool:
     return name in ("", "localhost") or name.endswith(".localhost") or is_loopback(name)
 
 
+@lru_cache(maxsize=4096)  # for every request: its peer and its Host
 def is_loopback(address: str) -> bool:
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.cli.lab.choose import SearchPlan, _announce, _estimate_searches
+from enginebay.cli.lab.choose import SearchPlan, _announce, _plan_searches
 from enginebay.cli.lab.choose_output import build_choice, build_config, check_output_path, render_config
 from enginebay.cli.lab.search_options import parse_objective, parse_profile_option, parse_search_options
 from enginebay.cli.main import main
@@ -215,15 +215,21 @@ def test_lengths_for_prompts_that_have_their_own_are_refused(
     assert len(measured) == 1
 
 
-def test_answers_are_shorter_on_a_slow_host_unless_their_length_is_set(
+def test_requests_are_shorter_on_a_slow_host_unless_their_length_is_set(
     measured: list[StudyPoint], capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(ASKED)
-    assert measured.pop().workload["output_tokens"] == 32
-    assert "32 output tokens per answer instead of 128" in (said := capsys.readouterr().err)
-    assert "under 5 minutes per engine; pass --output-tokens 128 to override" in said
+    workload = measured.pop().workload
+    assert (workload["input_tokens"], workload["output_tokens"]) == (32, 16)
+    assert "prompts of 32 and answers of 16 tokens instead of 128 and 128" in (said := capsys.readouterr().err)
+    assert "near 7 minutes per engine; to override: --input-tokens 128 --output-tokens 128" in said
+    main([*ASKED, "--input-tokens", "128"])
+    workload = measured.pop().workload
+    assert workload["input_tokens"] == 128 and workload["output_tokens"] < 128
     main([*ASKED, "--output-tokens", "128"])
-    assert measured.pop().workload["output_tokens"] == 128 and "instead of" not in capsys.readouterr().err
+    assert measured.pop().workload["output_tokens"] == 128 and "instead of" in capsys.readouterr().err
+    main([*ASKED, "--output-tokens", "128", "--input-tokens", "128"])
+    assert "instead of" not in capsys.readouterr().err
 
 
 def test_the_stall_limit_reaches_the_runs_of_a_search(measured: list[StudyPoint]) -> None:
@@ -234,6 +240,6 @@ def test_the_stall_limit_reaches_the_runs_of_a_search(measured: list[StudyPoint]
 def test_the_time_is_announced_for_each_engine_and_in_all(capsys: pytest.CaptureFixture[str]) -> None:
     plan = SearchPlan("small", [POINT, replace(POINT, engine="vllm")], wish(), {}, "choose-1", Path())
     speeds = [SLOW_SPEED, UsageError("it does not start", "")]
-    _announce(plan, _estimate_searches(plan, speeds))
+    _announce(plan, _plan_searches(plan, speeds))
     said = capsys.readouterr().err
     assert "llamacpp (about " in said and "vllm (about 0 s)" in said and " in all" in said

@@ -18,6 +18,7 @@ from enginebay.lab.study.study_size import (
     estimate_from_runs,
     estimate_run_s,
     estimate_sending_s,
+    shorten_preparation,
     size_study,
 )
 from tests.unit.lab.store.run_files import write_run
@@ -61,6 +62,14 @@ def test_a_size_is_part_of_the_workload() -> None:
     assert sized.workload == {**POINT.workload, "requests": 20, "output_tokens": 64}
     varying = replace(POINT, workload={**POINT.workload, "output_tokens": None})
     assert apply_size(varying, StudySize(20, 64)).workload["output_tokens"] is None
+
+
+def test_a_sized_study_prepares_its_runs_quickly() -> None:
+    usual, short = plan_run(POINT), plan_run(shorten_preparation(POINT))
+    assert short.warmup_requests < usual.warmup_requests
+    assert short.parity.prompts * short.parity.tokens < usual.parity.prompts * usual.parity.tokens
+    chosen = replace(POINT, warmup={"requests": 20}, parity=False)
+    assert shorten_preparation(chosen) == chosen
 
 
 @pytest.mark.parametrize(
