@@ -39,7 +39,7 @@ def _implied_markers(item: pytest.Item) -> set[str]:
     markers = set()
     if folder == "contract" or heavy:
         markers.add("engine")
-    if heavy and folder == "integration":
+    if folder == "integration" and (not REAL_ENGINES.isdisjoint(_engines(item)) or "two processes" in item.name):
         markers.add("slow")
     if "test_parameter_" in item.name and not REAL_ENGINES.isdisjoint(_engines(item)):
         markers.add("slow")  # each generates many samples

@@ -116,6 +116,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, lis
     return {name: (path, native[str(path)]) for name, path in paths.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_ids_match_llamacpp(name: str, cases: dict[str, tuple[Path, list[list[int]]]]) -> None:
     path, native = cases[name]

@@ -54,6 +54,7 @@ def test_run_reads_standard_input() -> None:
         assert done.stdout == "from stdin\n"
 
 
+@pytest.mark.slow
 def test_third_party_engines_run_with_the_defaults() -> None:
     """They apply them: at the default temperature, one letter in sixty differs."""
     assert re.fullmatch("[abc]{3}\n", bay("run", "toy", "abc", "-e", "echo").stdout)
@@ -88,6 +89,7 @@ def test_run_as_json_has_everything() -> None:
     assert found["usage"]["completion_tokens"] == 6
 
 
+@pytest.mark.slow
 def test_chat_remembers_and_forgets() -> None:
     scripts = 'script_by_prompt={"one\\nfirst\\ntwo": remembered, one: first, two: forgotten}'
     done = bay("chat", "toy", "-e", "fake", "--set", scripts, stdin="one\ntwo\n/reset\ntwo\n/help\n")
@@ -98,6 +100,7 @@ def test_chat_remembers_and_forgets() -> None:
     assert "truncated" in bay("chat", "toy", "-e", "fake", "--ignore-eos", "--max-tokens", "3", stdin="x\n").stderr
 
 
+@pytest.mark.slow
 def test_batch_runs_and_resumes(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"number {n}", "max_tokens": 5}) + "\n" for n in range(50)))
@@ -118,6 +121,7 @@ def test_batch_runs_and_resumes(tmp_path: Path) -> None:
     one_clear_line(bay("batch", str(source), str(target), "-m", "toy", "-e", "fake"), 2, "different requests")
 
 
+@pytest.mark.slow
 def test_a_bad_line_in_a_batch_fails_alone(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines: tuple[dict[str, Any], ...] = (
@@ -144,6 +148,7 @@ def test_a_bad_line_in_a_batch_fails_alone(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_unknown_names_are_bad_usage() -> None:
     one_clear_line(bay("run", "smollm3", "hi"), 2, "smollm3", "smollm2")
     one_clear_line(bay("run", "smollm2", "hi", "-e", "vlm"), 2, "vlm", "vllm")

@@ -57,6 +57,7 @@ def _unharmed(load: BackgroundWorkload) -> None:
     assert load.streamed.whole + load.unstreamed.whole == load.asked == load.ended > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["small", "dense"])
 def test_an_invalid_adapter_changes_nothing(mixed_fleet: FleetClient, model: str, tmp_path: Path) -> None:
     said = mixed_fleet.ask_text(model, body=REAL)

@@ -125,6 +125,7 @@ def test_a_stream_reports_it_too(chains: FleetClient) -> None:
     assert stream.whole and stream.headers["x-enginebay-fallback"] == "llamacpp instead of fake: context"
 
 
+@pytest.mark.slow
 def test_a_queue_that_is_too_long(tmp_path: Path) -> None:
     home = make_home(tmp_path, "models")
     limits = {"limits": {"running": 1, "queue": 0}}
@@ -139,6 +140,7 @@ def test_a_queue_that_is_too_long(tmp_path: Path) -> None:
 # What whoever does not wait, and an administrator, has of a chain
 
 
+@pytest.mark.slow
 def test_a_request_that_does_not_wait_loads_one_engine(tmp_path: Path) -> None:
     found = {
         "slow": _chain(load_s=3),
@@ -241,6 +243,7 @@ def test_a_stream_that_leaves_the_host(remote: FleetClient) -> None:
     assert stream.chunks[-1]["usage"]["completion_tokens"] >= len("from afar")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools_of_a_chat_that_leaves_the_host(remote: FleetClient, stream: bool) -> None:
     fields: Any = {"messages": [{"role": "user", "content": "How is the weather in Ulm?"}], "max_tokens": 200}

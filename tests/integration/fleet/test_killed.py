@@ -91,6 +91,7 @@ async def _kill_worker(server: BayProcess, load: BackgroundWorkload, in_a_stream
     await wait_another_worker(server, {killed.pid})
 
 
+@pytest.mark.slow
 async def test_two_models_of_which_one_is_killed_again_and_again(site: ServerSite) -> None:
     """The other one's clients notice nothing."""
     fake = {"engine": "fake", "fake": {"step_s": 0.002}}
@@ -108,6 +109,7 @@ async def test_two_models_of_which_one_is_killed_again_and_again(site: ServerSit
         assert [line for line in read_worker_deaths(server) if "model=bad" not in line] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_the_server_itself_is_killed_under_load(workers: int, site: ServerSite) -> None:
     """Clients lose their connections or get an error. Workers, guards, standbys and server processes all end."""

@@ -29,6 +29,7 @@ def _config(fleet: dict[str, Any] | None = None, **models: dict[str, Any]) -> di
     return {"models": found, "fleet": {**QUICK, **(fleet or {})}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "cause"),
     [("hang", "failed_load"), ("error", "failed_load"), ("crash", "failed_load"), ("out_of_memory", "out_of_memory")],

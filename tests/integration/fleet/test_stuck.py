@@ -62,6 +62,7 @@ async def test_an_engine_that_stops_stepping_counts_as_hung(site: ServerSite) ->
         assert len(read_worker_deaths(server)) == 3 and all("cause=hang" in line for line in read_worker_deaths(server))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["s", "t", "st"])
 def test_sockets_that_were_removed(gone: str, site: ServerSite) -> None:
     """A cleanup job deleted them. A new server process cannot reach the worker: it is replaced."""

@@ -220,6 +220,7 @@ def test_a_missed_slo_logs_a_warning(tmp_path: Path) -> None:
 # Real engines
 
 
+@pytest.mark.slow
 def test_two_models_take_turns_on_llamacpp() -> None:
     models = {name: {**SMALL["llamacpp"], "load": "use"} for name in ("one", "two")}
     with run_fleet(models, max_awake=1, min_residency_s=0) as fleet:

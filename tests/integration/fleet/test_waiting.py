@@ -71,6 +71,7 @@ def test_a_stream_reports_load_progress(slow: FleetClient) -> None:
     assert all(0 <= one <= longest_s + 1 for one in seconds) and seconds == sorted(seconds, reverse=True)
 
 
+@pytest.mark.slow
 def test_sdks_read_a_stream_with_comments(slow: FleetClient) -> None:
     with slow.server.openai() as client:
         stream: Any = client.chat.completions.create(
@@ -180,6 +181,7 @@ def test_the_queue_is_bounded(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert fleet.ask_text("slow") and fleet.ask_text("other")
 
 
+@pytest.mark.slow
 def test_several_server_processes_respond_alike(tmp_path_factory: pytest.TempPathFactory) -> None:
     """They query the fleet in another process, and its rejections come from there."""
     models = {"slow": fake_model(load_s=2), "broken": fake_model(fail_load="error")}

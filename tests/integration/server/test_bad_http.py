@@ -50,6 +50,7 @@ def send_all(sock: socket.socket, data: bytes) -> None:
         assert time.monotonic() - began > 4.5, "the server did not read what was still being sent"
 
 
+@pytest.mark.slow
 def test_a_body_of_100_mb(battered: AbusedServer) -> None:
     """The client sends all of it before it looks for an answer, and still gets to read one."""
     head = build_request("POST", CHAT, None, {"content-type": "application/json", "content-length": str(100 * MB)})
@@ -86,6 +87,7 @@ def test_a_million_entries_of_logit_bias(battered: AbusedServer) -> None:
     assert_error(battered.post(CHAT, json.dumps(body).encode()), 413)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [gzip.compress, zlib.compress])
 def test_a_decompression_bomb(battered: AbusedServer, wrap: Any) -> None:
     encoding = "gzip" if wrap is gzip.compress else "deflate"

@@ -240,6 +240,7 @@ def test_sockets_are_not_inherited() -> None:
         again.bind(("127.0.0.1", port))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_signal_to_all_processes_of_the_service_drains_responses(workers: int) -> None:
     """Some service managers signal every process of a service."""

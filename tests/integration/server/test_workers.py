@@ -78,6 +78,7 @@ def test_both_serve_and_their_metrics_are_merged(shared: Shared) -> None:
     assert found["process_resident_memory_bytes"] == pytest.approx(of_processes, rel=0.1)
 
 
+@pytest.mark.slow
 def test_persistent_connections_are_divided(shared: Shared) -> None:
     """Each process gets some of them, unless one is delayed."""
     clients: list[socket.socket] = []
@@ -162,6 +163,7 @@ def test_a_killed_process_is_logged_and_its_counts_stay(shared: Shared) -> None:
     assert shared.metrics()["enginebay_requests_running"] == 0
 
 
+@pytest.mark.slow
 def test_limits_are_divided() -> None:
     """The limit on running requests holds for the engine, whatever the number of processes."""
     limits: dict[str, object] = {"running": 4, "queue": 100}
@@ -181,6 +183,7 @@ def test_limits_are_divided() -> None:
         assert 0 < most <= 4  # undivided it would be 8
 
 
+@pytest.mark.slow
 def test_metrics_do_not_wait_for_a_process_that_hangs() -> None:
     with run_server(config=build_config(workers=2)) as server:
         shared = Shared(server, {"plain": "any"})
@@ -210,6 +213,7 @@ def test_a_process_that_hangs_is_restarted() -> None:
                 assert set(threads.map(shared.ask, ["plain"] * 16)) == {200}
 
 
+@pytest.mark.slow
 def test_all_processes_share_one_log(tmp_path: Path) -> None:
     with run_server(config=build_config(workers=2, log_level="info"), options=["--log-format", "json"]) as server:
         for number in range(20):
