@@ -34,6 +34,7 @@ def main() -> None:
     first = _receive(incoming)
     if first is None:
         return
+    import numpy  # noqa: F401  (before a limit applies)
     import xgrammar
 
     info = xgrammar.TokenizerInfo.deserialize_json(first["tokenizer"])

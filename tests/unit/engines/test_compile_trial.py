@@ -156,7 +156,7 @@ def test_a_busy_server_is_no_verdict(trial: CompileTrial, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(compile_trial, "_DEADLINE_S", 0.0)
         with pytest.raises(Overloaded) as caught:
-            check(trial, "a")
+            check(trial, "l")
         assert caught.value.retry_after_s > 1
     check(trial, "a")
 

@@ -43,7 +43,6 @@ async def ask(endpoint: Any, session: Any, **fields: Any) -> Any:
     async def acquire_session(*_: Any) -> tuple[Any, None]:
         return session, None
 
-
     request_context = make_request_context()
     request_context.exchange.body = json.dumps({"model": "m", **fields}).encode()
     await endpoint(SimpleNamespace(acquire_session=acquire_session), request_context)
