@@ -15,6 +15,7 @@ import signal
 import struct
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -62,10 +63,11 @@ def _import_without_torch(answers: int) -> None:
     If it does not work this way, start this script again, with them. Nothing has been read or written by now.
     """
     try:
-        sys.modules.update(dict.fromkeys(("torch", "sentencepiece", "tiktoken")))  # None: as if not installed
+        modules: dict[str, Any] = sys.modules
+        modules.update(dict.fromkeys(("torch", "sentencepiece", "tiktoken")))  # None: as if not installed
         with contextlib.suppress(ImportError):
-            import tvm_ffi  # noqa: F401
-        sys.modules.update({name: _StandIn(name) for name in ("torch", "transformers")})
+            import_module("tvm_ffi")
+        modules.update({name: _StandIn(name) for name in ("torch", "transformers")})
         import xgrammar
 
         info = xgrammar.TokenizerInfo(["a", "b"], stop_token_ids=[1])
