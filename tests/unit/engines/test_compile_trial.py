@@ -267,6 +267,7 @@ def test_ordinary_constraints_need_no_trial(name: str, fields: dict[str, object]
         (Guided(json='{"maxLength": 1e999}'), LARGE),
         (Guided(json="[" * 100_000), LARGE),
         (Guided(json='{"maxLength": 500, "x": [{"pattern": "a{7}"}]}'), 512),
+        (Guided(json='{"maxLength": 20000}'), 502),
     ],
 )
 def test_sizes(guided: Guided, states: int) -> None:
