@@ -12,7 +12,6 @@ TEST_HOME := $(CURDIR)/.home
 PARALLEL ?= -n 2 --dist loadgroup
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
 REAL := tests/browser tests/contract tests/hostile tests/integration
-SLOW := tests/browser tests/contract tests/integration
 
 .PHONY: install lock lock-engines serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
@@ -101,7 +100,7 @@ integration: engines node
 	$(PYTEST) tests/integration -m "not alone" $(PARALLEL)
 	$(PYTEST) tests/integration -m "alone"
 
-# Hostile requests on every engine, beside honest clients.
+# Every hostile request on every engine, beside honest clients; `make test-ci` sends a quarter of them to the real engines.
 hostile: engines
 	$(PYTEST) tests/hostile
 
@@ -114,8 +113,8 @@ test: $(VENV)/.dev
 
 # What `make test` leaves out.
 test-slow: engines node
-	$(PYTEST) $(SLOW) -m "slow and not alone" $(PARALLEL)
-	$(PYTEST) $(SLOW) -m "slow and alone"
+	$(PYTEST) $(REAL) -m "slow and not alone" $(PARALLEL)
+	$(PYTEST) $(REAL) -m "slow and alone and not exhaustive"
 
 # What continuous integration runs, from nothing: at most an hour on two cores.
 test-ci:

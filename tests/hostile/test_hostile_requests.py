@@ -6,16 +6,22 @@ constraint. Four honest clients of another key ask all the while; they see no er
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.hostile.conftest import SiteKeeper
-from tests.hostile.corpus import load_corpus
+from tests.hostile.corpus import ONCE_HARMFUL, is_in_sample, load_corpus
 from tests.hostile.hostile_case import HostileCase
 
 CASES = load_corpus()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def _mark(case: HostileCase) -> Any:
+    return pytest.param(case, id=case.name, marks=() if is_in_sample(case) else pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("case", [_mark(case) for case in CASES])
 def test_a_hostile_request(keeper: SiteKeeper, case: HostileCase) -> None:
     keeper.attack(case)
 
@@ -34,5 +40,6 @@ def test_memory_is_given_back(keeper: SiteKeeper) -> None:
     keeper.site.assert_memory_back()
 
 
-def test_the_corpus_is_large() -> None:
-    assert len(CASES) >= 150
+def test_the_sample_is_large() -> None:
+    assert {case.name for case in CASES} >= ONCE_HARMFUL
+    assert sum(map(is_in_sample, CASES)) >= 150

@@ -27,6 +27,7 @@ LARGE = 10**9  # cannot be told, or a text can split into repetitions in many wa
 _MAX_GRAMMAR_DEPTH, _MAX_SYMBOLS = 200, 100_000
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _BYTES_PER_STATE = 8
+_MAX_LENGTH_STATES = 500  # from a few hundred characters on, the length of a text costs xgrammar nothing more
 
 
 def estimate_states(guided: Guided) -> int:
@@ -95,10 +96,14 @@ def _count_schema_states(text: str) -> int:
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
-            total += sum(int(value[name]) for name in _COUNTS if isinstance(value.get(name), int | float))
+            total += sum(_count(name, value[name]) for name in _COUNTS if isinstance(value.get(name), int | float))
             pattern = value.get("pattern")
             total += _count_regex_states(syntax.parse_regex(pattern)) if isinstance(pattern, str) else 0
             pending += value.values()
         elif isinstance(value, list):
             pending += value
     return min(total, LARGE)
+
+
+def _count(name: str, value: float) -> int:
+    return min(int(value), _MAX_LENGTH_STATES) if name.endswith("Length") else int(value)

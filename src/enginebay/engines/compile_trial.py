@@ -30,23 +30,26 @@ from enginebay.errors import EngineFailed, InvalidRequest, Overloaded
 
 SAFE_STATES = 1_000  # such a constraint compiles in a moment
 _CHILD = Path(__file__).with_name("compile_trial_child.py")
-_CPU_S = 8.0
+_CPU_S = 4.0
 _MEMORY_BYTES = 1 << 30
-_DEADLINE_S = 120.0  # on the wall clock: the child has low priority, and its processor time is limited apart from that
-_START_S = 120.0  # the child imports the library
+_DEADLINE_S = 4.5  # on the wall clock: the model goes first
+_START_S = 60.0  # the child imports the library
 _EXIT_S = 5.0
 _MAX_WAIT_S = 30.0  # for other trials
 _RETRY_AFTER_S = 10.0
 _ATTEMPTS = 2  # a child that has nothing to do may end just now
 _CACHE_SIZE = 512
-_NICENESS = 10
+_STARVED_S = 1.0  # a child that got less processor time by its deadline says nothing of the constraint
+_NICENESS = 3
 _FRAME = struct.Struct("<I")
-_LIMIT_SIGNALS = (-signal.SIGXCPU, -signal.SIGKILL, -signal.SIGABRT)
+_LIMIT_SIGNALS = (-signal.SIGPROF, -signal.SIGKILL, -signal.SIGABRT)
 
-_INVALID, _EXPENSIVE = "invalid", "expensive"  # codes; the child has more
+_INVALID, _EXPENSIVE, _LATE = "invalid", "expensive", "late"  # codes; the child has more
 _SMALLER = "use smaller repeat counts, and do not repeat what can be empty"
+_TOO_EXPENSIVE = (f"compiling it takes more than {_CPU_S:g} s or 1 GiB", _SMALLER)
 _PROBLEMS = {
-    _EXPENSIVE: ("compiling it takes more than 8 s or 1 GiB", _SMALLER),
+    _EXPENSIVE: _TOO_EXPENSIVE,
+    _LATE: _TOO_EXPENSIVE,
     "slow": ("a step takes more than 50 ms on average", _SMALLER),
     "no_output": ("no output can match it", "correct it"),
 }
@@ -88,11 +91,7 @@ class CompileTrial:
         """
         key = hashlib.sha256(f"{kind}\0{text}".encode()).digest()
         with self._lock:
-            if key not in self._results:
-                self._results[key] = self._try(kind, text)
-                if len(self._results) > _CACHE_SIZE:
-                    self._results.popitem(last=False)
-            result = self._results[key]
+            result = self._get_result(key, kind, text)
         code = result.get("code")
         if code is None or (code == _INVALID and self._limits_only):
             return
@@ -100,6 +99,16 @@ class CompileTrial:
         raise InvalidRequest(
             f"the guided constraint cannot be compiled: {problem}", hint, param=f"guided_{get_kind(guided)}"
         )
+
+    def _get_result(self, key: bytes, kind: str, text: str) -> dict[str, str]:
+        if key in self._results:
+            return self._results[key]
+        result = self._try(kind, text)
+        if result.get("code") != _LATE:  # another time there may be more processor time
+            self._results[key] = result
+            if len(self._results) > _CACHE_SIZE:
+                self._results.popitem(last=False)
+        return result
 
     def close(self) -> None:
         self._closed = True
@@ -115,12 +124,16 @@ class CompileTrial:
         order = {"kind": kind, "text": text, "cpu_s": _CPU_S, "memory_bytes": _MEMORY_BYTES}
         for _ in range(_ATTEMPTS):
             child = self._get_child()
+            used_s = _read_cpu_s(child)
             try:
                 _send(child, {**order, "any_whitespace": self._any_whitespace}, _DEADLINE_S)
                 return _receive(child, _DEADLINE_S)
             except TimeoutError:
+                used_s = _read_cpu_s(child) - used_s
                 self._end_child()
-                raise _make_busy_error() from None
+                if used_s < _STARVED_S:
+                    raise _make_busy_error() from None
+                return {"code": _LATE}
             except (OSError, EOFError):
                 exit_code = _wait_for_exit(child)
                 self._end_child()
@@ -182,6 +195,15 @@ def get_kind(guided: Guided) -> str:
 def _make_busy_error() -> Overloaded:
     message = "the guided constraint cannot be compiled: the server is too busy to compile it"
     return Overloaded(message, "retry later", retry_after_s=_RETRY_AFTER_S)
+
+
+def _read_cpu_s(child: subprocess.Popen[bytes]) -> float:
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(child.pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def _wait_for_exit(child: subprocess.Popen[bytes]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from enginebay.constraints.gbnf_writer import normalize_gbnf
@@ -87,6 +88,7 @@ def build_params(sampling: Sampling, prompt_tokens: int, context: int) -> Any:
 def create_compile_trial(llm: Any) -> CompileTrial:
     """Return the trial that large constraints pass before vLLM's engine process compiles them."""
 
+    @cache  # a new child follows each runaway
     def describe_tokenizer() -> str:
         import xgrammar
 

@@ -13,6 +13,7 @@ _PIECE_CHARS = 16_000
 _CUT_CHARS = 200  # at the end of a piece, where a space is looked for
 _USUAL_CHARS_PER_TOKEN = 8  # real texts have 2 to 5
 _SPARE_TOKENS = 64
+_MIN_TOKENIZE_TOKENS = 65_536
 
 
 class TextTooLong(Exception):
@@ -58,6 +59,11 @@ def make_bound(context_length: int, truncate: int | None, keep: str) -> PromptBo
     if truncate is None or truncate > context_length:
         return PromptBound(context_length)
     return PromptBound(max(1, truncate), keep)
+
+
+def get_tokenize_limit(context_length: int) -> int:
+    """Return the most tokens of /tokenize and /detokenize: beyond the context, so that clients learn how much does not fit."""
+    return max(2 * context_length, _MIN_TOKENIZE_TOKENS)
 
 
 def split_text(text: str, *, from_end: bool = False) -> Iterator[str]:

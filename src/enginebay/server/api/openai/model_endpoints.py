@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import msgspec
 
 from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong, get_tokenize_limit
 from enginebay.fleet.routing.prompt_encoder import PromptEncoder
 from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.openai.chat_completions import check_message_count
@@ -59,8 +60,15 @@ async def tokenize(context: ServerContext, request_context: RequestContext) -> N
             body.add_special_tokens is not False,
             allow_special_tokens=body.allow_special_tokens is not False,
         )
-    async with enter_tokenizer(request_context):
-        ids = await encode()
+    limit = get_tokenize_limit(session.client.facts.context_length)
+    param = "prompt" if body.messages is None else "messages"
+    try:
+        async with enter_tokenizer(request_context):
+            ids = await encode(bound=PromptBound(limit))
+    except TextTooLong as error:
+        raise _make_limit_error(param, f"at least {error.min_tokens}", limit) from None
+    if len(ids) > limit:
+        raise _make_limit_error(param, str(len(ids)), limit)
 
     def encode_response() -> bytes:
         response = TokenizedObject(len(ids), session.client.facts.context_length, ids)
@@ -76,11 +84,20 @@ async def detokenize(context: ServerContext, request_context: RequestContext) ->
     body = decode_body(DetokenizeBody, request_context.exchange.body)
     session, _ = await context.acquire_session(request_context, body.model)
     prompt_encoder = _get_prompt_encoder(session)
+    limit = get_tokenize_limit(session.client.facts.context_length)
+    if len(body.tokens) > limit:
+        raise _make_limit_error("tokens", str(len(body.tokens)), limit)
     vocabulary_size = prompt_encoder.vocabulary_size
     if vocabulary_size is not None and body.tokens and max(body.tokens) >= vocabulary_size:
         raise InvalidRequest(f"tokens has ids outside 0 to {vocabulary_size - 1}", param="tokens")
     text = await asyncio.to_thread(prompt_encoder.decode, body.tokens)
     request_context.exchange.respond(200, _encode(DetokenizedObject(text)))
+
+
+def _make_limit_error(param: str, tokens: str, limit: int) -> InvalidRequest:
+    """The limit follows from the context of the model, so it has no name in the configuration."""
+    message = f"{param} has {tokens} tokens; the maximum for this model is {limit}"
+    return InvalidRequest(message, "send it in parts", param=param)
 
 
 def _get_prompt_encoder(session: ModelSession) -> PromptEncoder:
