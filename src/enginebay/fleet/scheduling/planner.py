@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from enginebay.fleet.scheduling.device_placement import add_pools, place_jointly, rank_placements
 from enginebay.fleet.scheduling.eviction import EvictionPlan, plan_eviction
 from enginebay.fleet.scheduling.planner_state import (
     CancelDrain,
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 _MAX_SIMULATION_STEPS = 1000  # of a wait estimate
+_MAX_JOINT = 8  # replicas placed together
 
 
 def plan_actions(
@@ -127,14 +129,14 @@ class _PlanBuilder:
             elif memory_later is not None:
                 self._load_alongside(replica, memory_later)
             else:
-                eviction = plan_eviction(self._now, self._account, replica, set(queue), held)
+                replica, eviction, reason = self._place(replica, queue, held)
                 if not eviction.targets and self._can_load_now(replica):
-                    self._transition(name, ReplicaState.AWAKE)
+                    self._load(replica, reason)
                     held.add(name)
-                else:
+                elif replica.evicts:
                     self._evict(eviction)
                     leaving.update(eviction.targets)
-                    memory_later = _add_bytes(eviction.memory_after, compute_extra_memory(replica, ReplicaState.AWAKE))
+                    memory_later = add_pools(eviction.memory_after, compute_extra_memory(replica, ReplicaState.AWAKE))
 
     def cancel_drains(self) -> None:
         """Cancel the drain of replicas that no longer have to leave."""
@@ -152,11 +154,45 @@ class _PlanBuilder:
 
     def _load_alongside(self, replica: ReplicaSnapshot, memory_later: dict[str, int]) -> None:
         """Load a younger model if it fits now and also once the oldest one is awake."""
-        extra = compute_extra_memory(replica, ReplicaState.AWAKE)
-        after = _add_bytes(memory_later, extra)
-        if self._can_load_now(replica) and all(after[pool] <= self._account.capacity.get(pool, 0) for pool in extra):
-            self._transition(replica.name, ReplicaState.AWAKE)
-            memory_later.update(after)
+        placed = [replica]
+        if replica.unplaced and replica.gpu_need is not None:
+            ranked = rank_placements(replica.gpu_need, self._account.capacity, memory_later, self._limits.links)
+            placed = [replica.place(placement) for placement in ranked]
+        for candidate in placed:
+            extra = compute_extra_memory(candidate, ReplicaState.AWAKE)
+            after = add_pools(memory_later, extra)
+            fits_later = all(after[pool] <= self._account.capacity.get(pool, 0) for pool in extra)
+            if fits_later and self._can_load_now(candidate):
+                self._load(candidate, "fits beside the model that loads next" if candidate.placement else "")
+                memory_later.update(after)
+                return
+
+    def _place(
+        self, replica: ReplicaSnapshot, queue: Sequence[str], reserved: set[str]
+    ) -> tuple[ReplicaSnapshot, EvictionPlan, str]:
+        """Choose the GPUs of a replica that has none. Return it placed, what must leave for it, and the reason."""
+        if not replica.unplaced or replica.gpu_need is None:
+            return replica, plan_eviction(self._now, self._account, replica, set(queue), reserved), ""
+        unplaced = [it for it in map(self._account.replicas.get, queue) if it is not None and it.unplaced]
+        needs = [(it.name, it.gpu_need) for it in (replica, *unplaced) if it.gpu_need is not None]
+        held, capacity, links = self._account.held, self._account.capacity, self._limits.links
+        together = place_jointly(list(dict(needs).items())[:_MAX_JOINT], capacity, held, links)
+        candidates = [together[replica.name]] if replica.name in together else rank_placements(
+            replica.gpu_need, capacity, {}, links
+        )
+        ranked = []
+        for number, placement in enumerate(candidates):
+            placed = replica.place(placement)
+            eviction = plan_eviction(self._now, self._account, placed, set(queue), reserved)
+            ranked.append((self._rank_eviction(eviction), number, placed, eviction))
+        _, _, placed, eviction = min(ranked, key=lambda it: it[:2])
+        return placed, eviction, _explain_placement(placed, eviction)
+
+    def _rank_eviction(self, eviction: EvictionPlan) -> tuple[bool, int, int, int]:
+        """Return a key for the cheapest eviction. One that has begun is cheaper than a new one."""
+        leaving = [self._account.replicas[name] for name in eviction.targets]
+        begun = sum(it.draining or it.in_transition for it in leaving)
+        return not eviction.executable, eviction.tier, len(leaving) - begun, len(leaving)
 
     def _evict(self, eviction: EvictionPlan) -> None:
         """Evict idle replicas and drain busy ones, but only if all of them can leave."""
@@ -176,6 +212,10 @@ class _PlanBuilder:
             elif not (replica.draining or replica.awaiting_arrivals):
                 self.actions.append(Drain(name))
 
+    def _load(self, placed: ReplicaSnapshot, reason: str) -> None:
+        self._account.begin_transition(placed.name, ReplicaState.AWAKE, placed)
+        self.actions.append(Transition(placed.name, ReplicaState.AWAKE, placed.placement, reason))
+
     def _transition(self, name: str, to: ReplicaState) -> None:
         self._account.begin_transition(name, to)
         self.actions.append(Transition(name, to))
@@ -187,8 +227,13 @@ def _is_idle_expired(replica: ReplicaSnapshot, now: float) -> bool:
     return idle and replica.idle_s is not None and now - replica.idle_since >= replica.idle_s
 
 
-def _add_bytes(held: PoolBytes, extra: PoolBytes) -> dict[str, int]:
-    return {**held, **{pool: held.get(pool, 0) + amount for pool, amount in extra.items()}}
+def _explain_placement(placed: ReplicaSnapshot, eviction: EvictionPlan) -> str:
+    assert placed.gpu_need is not None
+    if placed.gpu_need.only:
+        return "configured"
+    if eviction.targets:
+        return f"freed by {', '.join(eviction.targets)}"
+    return "the tightest fit" if placed.gpu_need.count == 1 else "the tightest fit of linked GPUs"
 
 
 def estimate_wait(
@@ -250,9 +295,11 @@ class _Simulation:
                 replica = replace(replica, draining=False)
             elif action.to is ReplicaState.AWAKE:
                 self._awake_at[replica.name] = self.now + replica.time_to_ready_s
-                replica = replace(replica, state=ReplicaState.AWAKE, in_transition=True, previous_state=replica.state)
+                placed = replica if action.placement is None else replica.place(action.placement)
+                replica = replace(placed, state=ReplicaState.AWAKE, in_transition=True, previous_state=replica.state)
             else:
                 replica = replace(replica, state=action.to, draining=False, idle_since=self.now)
+                replica = replica if replica.state is not ReplicaState.COLD else replica.displace()
             self.replicas[action.name] = replica
         self._remove_served()
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-PoolBytes: TypeAlias = Mapping[str, int]  # by pool: "ram", "gpu0", …
+from enginebay.fleet.scheduling.device_placement import (
+    WHOLE_GPU,
+    GpuLinks,
+    GpuNeed,
+    Placement,
+    PoolBytes,
+    list_gpus,
+    name_share,
+    rank_placements,
+)
 
 # A pool with one slot per awake replica, so that `max_awake` is accounted like memory.
 _AWAKE_SLOTS = "slots"
@@ -29,8 +38,11 @@ class ReplicaSnapshot:
     in_transition: bool = False  # no action is possible
     # Only in transition. None: it may hold the larger of its awake and asleep memory.
     previous_state: ReplicaState | None = None
-    awake_bytes: PoolBytes
+    awake_bytes: PoolBytes  # without GPUs while it has no placement
     asleep_bytes: PoolBytes | None  # None: it cannot sleep
+    gpu_need: GpuNeed | None = None  # None: it uses no GPU
+    placement: Placement | None = None  # its GPUs; None while cold
+    evicts: bool = True  # False: it loads only into free memory
     pinned: bool = False
     awake_slots: int = 1  # its share of `max_awake`; remote engines take none
     running: int = 0  # requests in flight
@@ -50,6 +62,25 @@ class ReplicaSnapshot:
         return self.state is ReplicaState.AWAKE and not self.in_transition and not self.draining
 
     @property
+    def unplaced(self) -> bool:
+        """Whether its GPUs have to be chosen before it loads."""
+        return self.gpu_need is not None and self.placement is None
+
+    def place(self, placement: Placement) -> ReplicaSnapshot:
+        assert self.gpu_need is not None
+        return replace(
+            self, placement=placement, awake_bytes={**self.awake_bytes, **self.gpu_need.to_pools(placement)}
+        )
+
+    def displace(self) -> ReplicaSnapshot:
+        """Return it without a placement, as after it was unloaded."""
+        if self.placement is None or self.gpu_need is None:
+            return self
+        pools = self.gpu_need.to_pools(self.placement)
+        left = {pool: amount for pool, amount in self.awake_bytes.items() if pool not in pools}
+        return replace(self, placement=None, awake_bytes=left)
+
+    @property
     def min_residency_until(self) -> float:
         return self.awake_since + self.min_residency_s if self.state is ReplicaState.AWAKE else 0.0
 
@@ -66,12 +97,15 @@ class WaitingRequest:
 class PlannerLimits:
     max_awake: int | None = None
     parallel_loads: int = 1
+    links: GpuLinks = GpuLinks()
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
     name: str
     to: ReplicaState
+    placement: Placement | None = None  # of a load on GPUs
+    reason: str = ""  # for this placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +165,9 @@ class MemoryAccount:
     """The memory each replica holds, updated while a plan is built."""
 
     def __init__(self, memory: PoolBytes, replicas: Iterable[ReplicaSnapshot], limits: PlannerLimits) -> None:
-        self.capacity = {**memory, _AWAKE_SLOTS: sys.maxsize if limits.max_awake is None else limits.max_awake}
+        shares = {name_share(gpu): WHOLE_GPU for gpu in list_gpus(memory)}
+        slots = sys.maxsize if limits.max_awake is None else limits.max_awake
+        self.capacity = {**memory, **shares, _AWAKE_SLOTS: slots}
         self.replicas = {replica.name: replica for replica in replicas}
         self.held: dict[str, int] = {}
         self.settled: dict[str, int] = {}  # once all transitions have finished
@@ -142,10 +178,10 @@ class MemoryAccount:
     def loading_count(self) -> int:
         return sum(replica.in_transition and replica.state is ReplicaState.AWAKE for replica in self.replicas.values())
 
-    def begin_transition(self, name: str, to: ReplicaState) -> None:
+    def begin_transition(self, name: str, to: ReplicaState, placed: ReplicaSnapshot | None = None) -> None:
         before = self.replicas[name]
         self._add(before, -1)
-        after = replace(before, state=to, in_transition=True, previous_state=before.state)
+        after = replace(placed or before, state=to, in_transition=True, previous_state=before.state)
         self.replicas[name] = after
         self._add(after, 1)
 
@@ -160,6 +196,8 @@ class MemoryAccount:
         for other in pinned:
             for pool, amount in get_memory_in_state(other, other.state).items():
                 left[pool] = left.get(pool, 0) - amount
+        if replica.unplaced and replica.gpu_need is not None and not rank_placements(replica.gpu_need, left, {}):
+            return False
         awake = get_memory_in_state(replica, ReplicaState.AWAKE)
         return all(awake[pool] <= left.get(pool, 0) for pool in compute_extra_memory(replica, ReplicaState.AWAKE))
 
