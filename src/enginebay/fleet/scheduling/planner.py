@@ -130,7 +130,7 @@ class _PlanBuilder:
                 self._load_alongside(replica, memory_later)
             else:
                 replica, eviction, reason = self._place(replica, queue, held)
-                if not eviction.targets and self._can_load_now(replica):
+                if not eviction.targets and not replica.unplaced and self._can_load_now(replica):
                     self._load(replica, reason)
                     held.add(name)
                 elif replica.evicts:
@@ -180,6 +180,8 @@ class _PlanBuilder:
         candidates = [together[replica.name]] if replica.name in together else rank_placements(
             replica.gpu_need, capacity, {}, links
         )
+        if not candidates:  # pinned models hold what it needs, or a GPU is gone
+            return replica, EvictionPlan({}, self._account.settled, executable=False, tier=0), ""
         ranked = []
         for number, placement in enumerate(candidates):
             placed = replica.place(placement)
