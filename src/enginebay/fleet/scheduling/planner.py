@@ -55,7 +55,7 @@ __all__ = [
 
 _MAX_SIMULATION_STEPS = 1000  # of a wait estimate
 _MAX_JOINT = 8  # replicas placed together
-_MAX_EVICTIONS = 128  # placements whose evictions are compared
+_MAX_EVICTIONS = 32  # placements whose evictions are compared
 _EVICTION_COSTS = {"idle": 1, "busy": 10, "awaited": 100}  # which placements are compared first
 
 
@@ -209,7 +209,7 @@ class _PlanBuilder:
         others = [it for it in map(self._account.replicas.get, queue) if it is not None and it.unplaced]
         needs = {it.name: it.gpu_need for it in (replica, *others) if it.gpu_need is not None}
         account = self._account
-        if len(needs) < 2:
+        if len(needs) < 2 or not self._limits.place_together:
             return None
         first = list(needs.items())[:_MAX_JOINT]
         return place_jointly(first, account.capacity, account.held, self._limits.links).get(replica.name)
@@ -303,6 +303,7 @@ def estimate_wait(
     Simulates the plan. Running requests and evictions take an unknown time, which counts as 0: the result is a lower
     bound.
     """
+    limits = replace(limits, place_together=False)
     queue = [replace(request, deadline=math.inf) for request in waiting if now < request.deadline]
     if all(request.model != model for request in queue):
         queue.append(WaitingRequest(-1, model, math.inf, math.inf))
