@@ -186,6 +186,8 @@ class _PlanBuilder:
     ) -> tuple[ReplicaSnapshot, EvictionPlan, str]:
         """Choose the GPUs of a replica that has none. Return it placed, what must leave for it, and the reason."""
         awaited = set(queue)
+        if replica.placement is not None and replica.state is ReplicaState.COLD:  # it leaves its GPUs first
+            return replica, EvictionPlan({}, self._account.settled, executable=False, tier=0), ""
         if not replica.unplaced or replica.gpu_need is None:
             return replica, plan_eviction(self._now, self._account, replica, awaited, reserved), ""
         fitting = rank_placements(replica.gpu_need, self._account.capacity, self._account.held, self._limits.links)
@@ -330,7 +332,8 @@ class _Simulation:
         self._awake_at: dict[str, float] = {}
         for replica in replicas:
             loading = replica.in_transition and replica.state is ReplicaState.AWAKE
-            self.replicas[replica.name] = replica if loading else replace(replica, in_transition=False)
+            settled = replica if loading else replace(replica, in_transition=False)
+            self.replicas[replica.name] = settled.displace() if settled.state is ReplicaState.COLD else settled
             if loading:
                 self._awake_at[replica.name] = now + replica.time_to_ready_s
         self._remove_served()
