@@ -17,6 +17,7 @@ from typing import Any
 from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
 from enginebay.fleet.lifecycle import crash_records
+from enginebay.fleet.lifecycle.gpu_watch import GpuWatch
 from enginebay.fleet.lifecycle.health_monitor import HealthMonitor
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
@@ -29,7 +30,7 @@ from enginebay.fleet.memory.memory_observed import ObservedResources
 from enginebay.fleet.routing.model_client import ReplicaHandle
 from enginebay.fleet.routing.variants import Variant
 from enginebay.fleet.scheduling import planner
-from enginebay.fleet.scheduling.planner_state import MemoryAccount, PoolBytes, ReplicaState, compute_extra_memory
+from enginebay.fleet.scheduling.planner_state import MemoryAccount, ReplicaState
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate, state_label
 from enginebay.fleet.scheduling.wait_queue import WaitQueue
 from enginebay.util.hardware import HostFacts
@@ -59,7 +60,8 @@ class Fleet:
         self.standby_pool = StandbyPool(config.standby, emit_event)
         self.memory_budget = MemoryBudget(config, host, observed)
         self.replicas = {variant.name: self.memory_budget.create_replica(variant) for variant in variants}
-        self.transitions = TransitionExecutor(self.standby_pool, config.load_timeout_s, emit_event)
+        self.transitions = TransitionExecutor(self.standby_pool, config.load_timeout_s, emit_event, host.gpus)
+        self._gpu_watch = GpuWatch(host.gpus, self.memory_budget.set_gpus, emit_event)
         self._health_monitor = HealthMonitor(config.hang_s, self._handle_crash)
         self._wait_queue = WaitQueue()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -87,10 +89,8 @@ class Fleet:
             return replica.worker.handle
         self.raise_if_unavailable(replica)
         if queued and (waiting := self._wait_queue.client_count) >= self.config.queue:
-            message, wait_s = (
-                f"{waiting} requests are already waiting for models to load",
-                self.estimate_wait(name).seconds,
-            )
+            message = f"{waiting} requests are already waiting for models to load"
+            wait_s = self.estimate_wait(name).seconds
             raise Overloaded(message, "retry later, or raise fleet.queue", retry_after_s=wait_s)
         number, future = self._wait_queue.add(name, self.config.max_wait_s if timeout_s is None else timeout_s)
         self._plan_due.set()
@@ -122,14 +122,10 @@ class Fleet:
 
     def fits_without_eviction(self, name: str) -> bool:
         """Return whether the variant could load without an eviction."""
-        return self._build_memory_account().fits_now(
-            compute_extra_memory(self.memory_budget.snapshot_replica(self.get_replica(name)), ReplicaState.AWAKE)
-        )
+        account = self.build_memory_account()
+        return account.find_room(account.replicas[name]) is not None
 
-    def has_memory_for(self, needed: PoolBytes) -> bool:
-        return self._build_memory_account().fits_now(needed)
-
-    def _build_memory_account(self) -> MemoryAccount:
+    def build_memory_account(self) -> MemoryAccount:
         return MemoryAccount(self.memory_budget.pool_bytes, self._snapshot_replicas(), self._planner_limits)
 
     def count_waiting(self, name: str) -> int:
@@ -163,6 +159,7 @@ class Fleet:
         """Switch the replica to a loaded worker. Return the old one, which may still run requests."""
         old = replica.worker
         self.apply_variant(replica, variant)
+        replica.place(loaded.placement, "free beside the worker it replaced")
         self._activate(replica, loaded, time.monotonic())
         return old
 
@@ -193,13 +190,14 @@ class Fleet:
             self._wait_queue.fail(name, WorkerDied("the server is stopping"))
         workers = [replica.worker for replica in self.replicas.values() if replica.worker is not None]
         await asyncio.gather(self.standby_pool.close(), *(worker.close() for worker in workers), return_exceptions=True)
+        self._gpu_watch.close()
         self.observed.save()
 
     # Control loop
 
     @property
     def _planner_limits(self) -> planner.PlannerLimits:
-        return planner.PlannerLimits(max_awake=self.config.max_awake)
+        return planner.PlannerLimits(max_awake=self.config.max_awake, links=self.memory_budget.links)
 
     def _snapshot_replicas(self) -> list[planner.ReplicaSnapshot]:
         return [self.memory_budget.snapshot_replica(replica) for replica in self.replicas.values()]
@@ -228,6 +226,7 @@ class Fleet:
         replicas = self.replicas.values()
         settled = [replica for replica in replicas if replica.worker is not None and not replica.in_transition]
         await asyncio.gather(*(self._health_monitor.poll(replica, self._record_first_token) for replica in settled))
+        self._spawn(self._gpu_watch.check())
         self._plan_due.set()
         for replica in settled:
             self.memory_budget.record_memory(replica)
@@ -249,7 +248,7 @@ class Fleet:
             return
         replica = self.replicas[action.name]
         if isinstance(action, planner.Transition):
-            replica.begin_transition(action.to)
+            replica.begin_transition(action.to, action.placement, action.reason)
             if action.to is ReplicaState.AWAKE:
                 self._spawn(self._load_or_wake(replica))
             else:
@@ -277,7 +276,7 @@ class Fleet:
             after_s = action.retry_after_s
             error = Overloaded("timed out waiting for the model to load", "retry later", retry_after_s=after_s)
         else:
-            account = self._build_memory_account()
+            account = self.build_memory_account()
             error = build_no_memory_error(account.replicas[self._wait_queue.get_model(action.id)], account)
         self._wait_queue.reject(action.id, error)
 
@@ -290,7 +289,7 @@ class Fleet:
 
     def list_failures(self) -> dict[str, EnginebayError]:
         """Return the error per variant that fails now or can never fit into memory."""
-        account = self._build_memory_account()
+        account = self.build_memory_account()
         failures = dict[str, EnginebayError]()
         for name, replica in self.replicas.items():
             if (error := replica.get_rejection()) is not None:
@@ -418,6 +417,7 @@ class Fleet:
             return
         replica.recovering = replica.state is ReplicaState.AWAKE
         await crash_records.record_crash(replica, worker, killed_because, self.config, self.emit_event)
+        await self._gpu_watch.check(now=True)
         if replica.load_error is None:
             if replica.recovering:
                 self._wait_queue.add_preload(replica.name, self.config.max_wait_s)

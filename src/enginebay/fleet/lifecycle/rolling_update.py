@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import EnginebayError
@@ -13,7 +14,7 @@ from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.transitions import DrainTimeout, LoadedWorker, drain, smoke_test
 from enginebay.fleet.routing.variants import Variant
-from enginebay.fleet.scheduling.planner import ReplicaState
+from enginebay.fleet.scheduling.planner import ReplicaSnapshot, ReplicaState
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class _Successor:
     replica: Replica
     variant: Variant
     loaded: LoadedWorker
+    placed: ReplicaSnapshot  # where it has room beside everything loaded
 
 
 class RollingUpdate:
@@ -83,27 +85,28 @@ class RollingUpdate:
         try:
             for replica in replicas:
                 variant = desired[replica.name]
-                if not replica.ready or not self._fits_alongside(variant, successors):
+                placed = self._find_room(variant, successors) if replica.ready else None
+                if placed is None:
                     continue
                 if variant.plan is None:
                     raise variant.error or EnginebayError(f"{replica.name} has no launch plan")
                 loaded = await self._fleet.transitions.start_worker(
-                    variant.plan, variant.sampling, config.load_timeout_s
+                    variant.plan, variant, placed.placement, config.load_timeout_s
                 )
-                successors.append(_Successor(replica, variant, loaded))
+                successors.append(_Successor(replica, variant, loaded, placed))
                 await smoke_test(loaded.worker, config.hang_s)
         except BaseException:
             await _kill_all(successors)
             raise
         return successors
 
-    def _fits_alongside(self, variant: Variant, others: list[_Successor]) -> bool:
-        """Return whether the variant fits next to everything loaded and the successors started so far."""
-        needed: dict[str, int] = {}
-        for new in (variant, *(other.variant for other in others)):
-            for pool, amount in self._fleet.memory_budget.create_replica(new).awake_bytes.items():
-                needed[pool] = needed.get(pool, 0) + amount
-        return self._fleet.has_memory_for(needed)
+    def _find_room(self, variant: Variant, others: list[_Successor]) -> ReplicaSnapshot | None:
+        """Return the variant where it fits next to everything loaded and the successors started so far."""
+        account = self._fleet.build_memory_account()
+        for other in others:
+            account.add_loaded(other.placed)
+        fresh = self._fleet.memory_budget.create_replica(variant)
+        return account.find_room(replace(self._fleet.memory_budget.snapshot_replica(fresh), awake_slots=0))
 
     async def _restart_in_place(self, replicas: list[Replica], desired: dict[str, Variant]) -> None:
         """Unload the old worker first where two do not fit. Requests wait meanwhile; a failure rolls back."""
@@ -164,12 +167,20 @@ def _needs_new_worker(current: Variant, desired: Variant) -> bool:
     if current.plan is None or desired.plan is None:
         return current.plan is not desired.plan or str(current.error) != str(desired.error)
     before, after = current.plan, desired.plan
+    if _list_gpu_choices(current) != _list_gpu_choices(desired):
+        return True
     return (before.launch, before.tool_format, before.allow_special_tokens, current.sampling) != (
         after.launch,
         after.tool_format,
         after.allow_special_tokens,
         desired.sampling,
     )
+
+
+def _list_gpu_choices(variant: Variant) -> tuple[Any, ...]:
+    """Return what a placement depends on."""
+    need = variant.gpu_need
+    return () if need is None else (need.count, need.only)
 
 
 async def _kill_all(successors: list[_Successor]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from enginebay.fleet.scheduling.device_placement import PoolBytes
 from enginebay.fleet.scheduling.planner_state import (
     MemoryAccount,
-    PoolBytes,
     ReplicaSnapshot,
     ReplicaState,
     compute_extra_memory,
@@ -22,6 +22,7 @@ class EvictionPlan:
     targets: Mapping[str, ReplicaState]
     memory_after: PoolBytes
     executable: bool  # False: one of them cannot be evicted yet, so none is
+    tier: int  # of the replica that is hardest to evict
 
 
 def plan_eviction(
@@ -37,13 +38,13 @@ def plan_eviction(
     )
     later = {other.name for other in tiers[-1]}
     candidates: list[ReplicaSnapshot] = []
-    for tier in tiers:
+    for number, tier in enumerate(tiers):
         candidates += tier
         search = _EvictionSearch(account, extra)
         if search.search(candidates):
             targets = {other.name: search.targets[other.name] for other in candidates if other.name in search.targets}
-            return EvictionPlan(targets, search.settled, later.isdisjoint(targets))
-    return EvictionPlan({}, account.settled, executable=False)
+            return EvictionPlan(targets, search.settled, later.isdisjoint(targets), number)
+    return EvictionPlan({}, account.settled, executable=False, tier=len(tiers))
 
 
 def _rank_candidates(

@@ -9,6 +9,7 @@ from typing import Any
 from enginebay.errors import EnginebayError
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.routing.model_client import ModelClient
+from enginebay.fleet.scheduling.device_placement import name_pool
 from enginebay.server.telemetry.server_log import ServerLog
 from enginebay.server.telemetry.server_metrics import CounterFamily, ServerMetrics
 
@@ -44,10 +45,23 @@ class FleetObserver:
 
     def update_gauges(self, replicas: Iterable[Replica]) -> None:
         """Update the gauges before a scrape."""
+        replicas = list(replicas)
+        self._update_placements(replicas)
         ready = {(replica.variant.model, replica.variant.kind): replica.ready for replica in replicas}
         self._metrics.model_awake.keep_only(ready)
         for labels, is_ready in ready.items():
             self._metrics.model_awake.child(*labels).set(int(is_ready))
+
+    def _update_placements(self, replicas: Iterable[Replica]) -> None:
+        placed = {
+            (replica.variant.model, replica.variant.kind, str(gpu), replica.placement_reason): reserved
+            for replica in replicas
+            for gpu in replica.gpus
+            if (reserved := replica.needed_bytes.get(name_pool(gpu))) is not None
+        }
+        self._metrics.gpu_reserved.keep_only(placed)
+        for labels, reserved in placed.items():
+            self._metrics.gpu_reserved.child(*labels).set(reserved)
 
 
 def _metric_labels(fields: dict[str, Any]) -> tuple[str, str]:

@@ -244,6 +244,11 @@ class ServerMetrics:
         )
         self.model_awake = gauge("enginebay_model_awake", "1 while the model accepts requests.", _MODEL, "max")
 
+        self.gpu_reserved = gauge(
+            "enginebay_gpu_reserved_bytes", "GPU memory reserved for the model, on each GPU it was placed on and why.",
+            (*_MODEL, "gpu", "reason"), "max",
+        )  # fmt: skip
+
         self.process_memory = gauge("process_resident_memory_bytes", "Resident memory of the server's processes.")
         self.process_start = gauge("process_start_time_seconds", "Start time, in seconds since 1970.", merge="max")
         self._families: tuple[MetricFamily[Any], ...] = tuple(

@@ -47,6 +47,7 @@ class WorkerLaunch:
     environment: Mapping[str, str] | None = None  # of the engine's environment
     env_prefixes: tuple[str, ...] = ()  # of variables that pass to the worker beside the common ones
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # the model's own; may hold secrets
+    devices: Mapping[str, str] = field(default_factory=dict)  # variables that name its GPUs
 
 
 def build_argv(launch: WorkerLaunch, directory: Path) -> list[str]:
@@ -72,6 +73,7 @@ class WorkerProcess:
         self.address = f"unix:{directory / 's'}"
         self.facts: Facts | None = None
         self.import_s = 0.0  # of a standby
+        self.initialized_cuda = False  # a standby whose GPUs are fixed
         self._process: ChildProcess | None = None
         self._connections: list[socket.socket] = []
         self._control: socket.socket | None = None  # the worker's own connection
@@ -102,6 +104,7 @@ class WorkerProcess:
             if "import_s" not in reply:
                 raise _to_error(reply, launch)
         worker.import_s = float(reply["import_s"])
+        worker.initialized_cuda = bool(reply.get("cuda"))
         return worker
 
     async def assign(self, launch: WorkerLaunch, timeout_s: float = 600.0) -> None:
@@ -114,7 +117,8 @@ class WorkerProcess:
             reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
             reading = asyncio.create_task(self._read_reply(self._control, reply))
             try:
-                await asyncio.get_running_loop().sock_sendall(self._control, f"{launch.log}\n".encode())
+                order = json.dumps({"log": str(launch.log), "variables": dict(launch.devices)})
+                await asyncio.get_running_loop().sock_sendall(self._control, f"{order}\n".encode())
                 self._store_facts(await self._wait_for_reply(reply, timeout_s))
             finally:
                 reading.cancel()
@@ -327,7 +331,8 @@ def _kill_group(group: int) -> None:
 
 def _build_environment(launch: WorkerLaunch) -> dict[str, str]:
     """Return the worker's environment: an allow-list of ours, and what the engine and the model add."""
-    environment = select_worker_variables(launch.env_prefixes) | {**(launch.environment or {}), **launch.variables}
+    environment = select_worker_variables(launch.env_prefixes) | {**(launch.environment or {})}
+    environment |= {**launch.devices, **launch.variables}
     environment |= {"PYTHONUNBUFFERED": "1", nvml.FILE_VARIABLE: nvml.find_nvml_file()}
     if sys.flags.safe_path:
         environment["PYTHONSAFEPATH"] = "1"

@@ -108,7 +108,8 @@ def test_llamacpp_never_plans_more_layers_than_fit() -> None:
 
 def test_llamacpp_splits_over_gpus_as_told_else_by_their_memory() -> None:
     two = (30 * GIB, 10 * GIB)
-    by_memory = estimate_memory(facts("llamacpp", weights=4 * GIB, gpus=two, kv_cache_tokens=8192))
+    given = replace(facts("llamacpp", weights=4 * GIB, gpus=two, kv_cache_tokens=8192), gpus_configured=True)
+    by_memory = estimate_memory(given)
     told = estimate_memory(facts("llamacpp", weights=4 * GIB, gpus=two, kv_cache_tokens=8192, tensor_split=[1, 1]))
     one = estimate_memory(
         facts("llamacpp", weights=4 * GIB, gpus=two, kv_cache_tokens=8192, split_mode="none", main_gpu=1)

@@ -29,7 +29,9 @@ from tests.unit.server.requests.test_retry_policy import make_request_context
 
 
 def replica(model: str, kind: str, ready: bool) -> Any:
-    return SimpleNamespace(variant=SimpleNamespace(model=model, kind=kind), ready=ready)
+    return SimpleNamespace(
+        variant=SimpleNamespace(model=model, kind=kind), ready=ready, gpus=(), placement_reason="", needed_bytes={}
+    )
 
 
 def setup(*models: str, kind: str = "fake") -> ServerSetup:
@@ -75,6 +77,19 @@ def test_a_removed_model_has_no_awake_gauge() -> None:
     assert shown(metrics, "model_awake") == {"b": 1}
     observer.update_gauges([])
     assert shown(metrics, "model_awake") == {}
+
+
+def test_gpu_memory_is_reported_where_a_model_sits_and_dropped_when_it_leaves() -> None:
+    metrics = ServerMetrics()
+    observer = FleetObserver(None, metrics)  # type: ignore[arg-type]
+    placed = replica("a", "fake", True)
+    placed.gpus, placed.placement_reason, placed.needed_bytes = (2, 3), "linked GPUs", {"ram": 1, "gpu2": 5, "gpu3": 7}
+    observer.update_gauges([placed, replica("b", "fake", True)])
+    assert metrics.gpu_reserved.snapshot()["children"] == [
+        [["a", "fake", "2", "linked GPUs"], 5], [["a", "fake", "3", "linked GPUs"], 7]
+    ]  # fmt: skip
+    observer.update_gauges([replica("a", "fake", False)])
+    assert metrics.gpu_reserved.snapshot()["children"] == []
 
 
 async def test_a_model_without_a_worker_has_no_worker_metrics() -> None:
