@@ -52,6 +52,7 @@ from enginebay.config.sections.engine_block import (
 )
 from enginebay.config.sections.experiment_reader import read_experiment
 from enginebay.config.sections.experiment_section import SWEEP_KEY, ExperimentConfig
+from enginebay.config.sections.replica_policy import parse_replicas
 from enginebay.config.sections.sweep_grid import find_sweep_problems
 from enginebay.contract import EngineSpec, Preset, Sampling, Setting
 from enginebay.errors import ConfigError, InvalidRequest
@@ -352,9 +353,12 @@ class _ConfigBuilder:
         if plain.get("source") is not None and plain["source"].value is not None:
             plain["source"] = replace(plain["source"], value=self.resolve_source(plain["source"]))
         sampling = self.build_sampling(keys.get("sampling", ConfigEntry({})))
+        values = {key: child.value for key, child in plain.items() if child.value is not None}
+        if "replicas" in values:
+            values["replicas"] = parse_replicas(values["replicas"])
         return ModelConfig(
             name,
-            **{key: child.value for key, child in plain.items() if child.value is not None},
+            **values,
             sampling=MappingProxyType(_collect_set_values(sampling)),
             loras=MappingProxyType(self.build_loras(keys.get("loras", ConfigEntry({})))),
             entries=MappingProxyType({key: child for key, child in keys.items() if key not in MODEL_KEYS} | plain),

@@ -19,6 +19,7 @@ from enginebay.config.sections.fleet_section import (
     convert_idle_value,
     convert_sleep_value,
 )
+from enginebay.config.sections.replica_policy import parse_replicas
 from enginebay.config.sections.server_section import SERVER_SECTION
 from enginebay.contract import RANGES, EngineSpec, Sampling, Setting, Support
 from enginebay.util.child_processes import WITHHELD_VARIABLES
@@ -74,6 +75,9 @@ MODEL_KEYS: dict[str, Setting] = {
     ),
     "memory_bytes": Setting("int", "RAM it needs; unset: estimated, then measured", minimum=1),
     "sleep": Setting(SLEEP_TYPE, "sleep mode; unset: fleet.sleep", choices=SLEEP_CHOICES),
+    "replicas": Setting(
+        "int|map", "copies of it that run at once: a number, or {min, max, target_running, idle_s} to follow the load"
+    ),
     "fallback": Setting("list|str", "engines to try in order when its own fails", default=[]),
     "fallback_on": Setting("list|str", "failures that make a request fall back", default=list(FALLBACK_TRIGGERS)),
     "may_leave_host": Setting(
@@ -108,6 +112,8 @@ def convert_model_value(name: str, value: Any) -> Any:
         return split_list(value)
     if name == "env" and value is not None:
         return _parse_env(value)
+    if name == "replicas" and value is not None:
+        parse_replicas(value)  # it stays as written, for `bay config show`
     if name == "fallback_on" and value is not None:
         return tuple(dict.fromkeys(_parse_trigger(item) for item in split_list(value)))
     return value

@@ -38,6 +38,11 @@ class Variant:
     memory: MemoryEstimate = field(default_factory=lambda: MemoryEstimate({}))
 
     @property
+    def max_replicas(self) -> int:
+        """How many copies may run. One process is enough for an engine on another host."""
+        return 1 if self.plan is None or self.plan.spec.remote else self.settings.replicas.maximum
+
+    @property
     def primary(self) -> bool:
         """Whether requests try it first."""
         return self.name == self.model

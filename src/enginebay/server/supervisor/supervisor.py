@@ -13,6 +13,7 @@ from enginebay.errors import EnginebayError
 from enginebay.fleet.fleet import Fleet
 from enginebay.fleet.lifecycle.crash_records import forgive_crashes
 from enginebay.fleet.lifecycle.replica import Replica
+from enginebay.fleet.lifecycle.replica_scaler import group_replicas, list_handles
 from enginebay.fleet.memory.memory_observed import ObservedResources
 from enginebay.fleet.routing.variants import build_routes
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate
@@ -25,9 +26,10 @@ from enginebay.server.supervisor.child_server import ServerProcess
 from enginebay.server.supervisor.desired_state import DesiredState
 from enginebay.server.supervisor.listen_socket import start_listening
 from enginebay.server.supervisor.process_channel import RpcHandler
+from enginebay.server.supervisor.replica_sharing import ReplicaSharing
 from enginebay.server.supervisor.server_instance import ServerInstance, ServerSetup, open_log
 from enginebay.server.supervisor.shutdown_signals import ReloadSignal, StopSignal
-from enginebay.server.supervisor.trial_coordinator import AdmissionHolder, TrialCoordinator
+from enginebay.server.supervisor.trial_coordinator import TrialCoordinator
 from enginebay.server.telemetry import prometheus_text
 from enginebay.server.telemetry.fleet_observer import FleetObserver, observe_workers
 from enginebay.server.telemetry.server_metrics import (
@@ -86,6 +88,7 @@ class Supervisor:
         self._dead_counters: Snapshot = {}  # of server processes that died
         self._suspects = SuspectTable()  # for server processes that start later
         self._trials = TrialCoordinator(self._list_processes)
+        self._sharing = ReplicaSharing(self.fleet, self._list_processes)
 
     # The fleet, for server processes
 
@@ -109,13 +112,13 @@ class Supervisor:
                 self._log.log_event("reload failed", level="error", error=str(error))
             raise
 
-    async def begin_trial(self, variant: str, trial: str, urgent: bool = False) -> None:
-        await self._trials.begin(variant, trial, urgent)
+    async def begin_trial(self, variant: str, trial: str, urgent: bool = False, address: str = "") -> None:
+        await self._trials.begin(variant, trial, urgent, address)
 
     def end_trial(self, variant: str, trial: str) -> None:
         self._trials.end(variant, trial)
 
-    def _list_processes(self) -> Sequence[AdmissionHolder]:
+    def _list_processes(self) -> Sequence[ServerInstance | ServerProcess]:
         """List the server processes that live: one that exited runs nothing."""
         if self._instance is not None:
             return [self._instance]
@@ -127,7 +130,8 @@ class Supervisor:
             child.channel.notify("apply_suspect", event)
         replica = self.fleet.replicas.get(event.variant)
         if event.kind == "refused" and replica is not None:
-            forgive_crashes(replica, event.addresses, self.fleet.config)
+            for copy in self.fleet.list_copies(replica):
+                forgive_crashes(copy, event.addresses, self.fleet.config)
             if not replica.ready:
                 self.fleet.preload(event.variant)
 
@@ -141,6 +145,7 @@ class Supervisor:
                 return
             await asyncio.to_thread(import_grpc)
             start_listening(self._sock)
+            self._sharing.start()
             self._reload_signal.subscribe(lambda: asyncio.ensure_future(self._reload_on_signal()))
             if self.desired.config.server.workers == 1:
                 await self._serve_in_process()
@@ -149,6 +154,7 @@ class Supervisor:
         finally:
             self._sock.close()
             self._admin_token.remove()
+            await self._sharing.close()
             await self._admin.close()
             await self.fleet.close()
 
@@ -181,15 +187,11 @@ class Supervisor:
         replicas = self.fleet.replicas.values()
         return ServerSetup(
             config.server,
-            build_routes([replica.variant for replica in replicas]),
+            build_routes([replica.variant for replica in replicas if replica.number == 1]),
             self.desired.keyring,
             config.fleet.max_wait_s,
             config.server.workers,
-            {
-                replica.name: replica.worker.handle
-                for replica in replicas
-                if replica.ready and replica.worker is not None
-            },
+            {name: list_handles(copies) for name, copies in group_replicas(replicas).items()},
             self._admin_token.text,
             self._suspects.list_events(),
         )
