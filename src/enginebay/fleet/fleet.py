@@ -164,10 +164,10 @@ class Fleet:
         replica.reset_failures()
         self.request_plan()
 
-    async def sleep_or_unload(self, to: ReplicaState, *replicas: Replica) -> None:
+    async def sleep_or_unload(self, to: ReplicaState, *replicas: Replica, for_update: bool = False) -> None:
         """Sleep or unload on command, without the planner. Raises `Overloaded` if running requests do not drain."""
         for replica in replicas:
-            if replica.in_transition or replica.updating:
+            if replica.in_transition or replica.updating is not for_update:
                 raise Overloaded(f"{replica.name} is {state_label(replica)}", "retry in a moment")
         leaving = [replica for replica in replicas if replica.state not in (ReplicaState.COLD, to)]
         for replica in leaving:  # all at once, or the scaler would replace the first

@@ -183,7 +183,7 @@ async def test_a_deadly_request_takes_one_replica_at_a_time(tmp_path: Path) -> N
             await load.wait_answers_for_all()
             deadly = [{"role": "user", "content": "deadly"}]
             answer = await asyncio.to_thread(fleet.ask, "toy", messages=deadly)
-            assert answer.status_code == 400 and "ended two workers" in answer.text
+            assert answer.status_code == 422 and "ended two workers" in answer.text
             await load.wait_answers_for_all()
         assert_unharmed(load)
         assert len(fleet.read_log(event="worker died")) == 2

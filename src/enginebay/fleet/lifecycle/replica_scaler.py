@@ -14,6 +14,8 @@ from enginebay.fleet.scheduling.replica_scaling import ScalingWindow, VariantLoa
 if TYPE_CHECKING:
     from enginebay.fleet.fleet import Fleet
 
+_RECOVERY_S = 5.0
+
 ShareReplicas = Callable[[str, tuple[ReplicaHandle, ...]], None]  # of a variant: those that accept requests
 
 
@@ -71,8 +73,8 @@ class ReplicaScaler:
         load = self._measure_load(name, copies)
         decision = plan_scaling(time.monotonic(), policy, load, self._windows.get(name, ScalingWindow()))
         self._windows[name] = decision.window
-        if decision.target > load.awake:
-            self._load_more(name, copies, decision.target - load.awake, decision.reason)
+        if decision.target > load.awake and not load.loading:  # one after the other: each takes memory
+            self._load_another(name, copies, decision.reason)
         elif decision.target < load.awake and not (decision.target == 0 and copies[0].is_pinned):
             self._unload_some(copies, load.awake - decision.target, decision.reason)
 
@@ -91,28 +93,20 @@ class ReplicaScaler:
             idle_s=copies[0].variant.idle_s,
         )
 
-    def _load_more(self, name: str, copies: Sequence[Replica], count: int, reason: str) -> None:
-        """Queue loads into free memory. A replica that has failed waits for its backoff to end."""
-        now = time.monotonic()
-        candidates = [
-            copy
-            for copy in copies
-            if copy.state is not ReplicaState.AWAKE
-            and not copy.in_transition
-            and copy.retry_at <= now
-            and not self._fleet.is_preloading(copy)
-        ]
-        candidates.sort(key=lambda copy: (copy.state is not ReplicaState.ASLEEP, copy.number))
-        for copy in candidates[:count]:
-            if not self._fleet.fits_without_eviction(copy.name):
-                if name not in self._blocked:
-                    self._blocked.add(name)
-                    event = "no free memory for another replica"
-                    self._fleet.emit_event(event, level="warning", model=name, replica=copy.name, reason=reason)
-                return
+    def _load_another(self, name: str, copies: Sequence[Replica], reason: str) -> None:
+        """Queue a load into free memory: of an asleep replica, else of the first that can load now."""
+        candidates = [copy for copy in copies if _can_load(copy)]
+        if not candidates:
+            return
+        copy = min(candidates, key=lambda copy: (copy.state is not ReplicaState.ASLEEP, copy.number))
+        if self._fleet.fits_without_eviction(copy.name):
             self._blocked.discard(name)
             self._fleet.emit_event("adding a replica", model=name, replica=copy.name, reason=reason)
             self._fleet.preload(copy.name)
+        elif name not in self._blocked:
+            self._blocked.add(name)
+            event = "no free memory for another replica"
+            self._fleet.emit_event(event, level="warning", model=name, replica=copy.name, reason=reason)
 
     def _unload_some(self, copies: Sequence[Replica], count: int, reason: str) -> None:
         """Unload the replicas with the fewest requests, of equal ones the last. Running requests finish first."""
@@ -120,3 +114,9 @@ class ReplicaScaler:
         for copy in ready[:count]:
             self._fleet.emit_event("removing a replica", model=copy.variant.name, replica=copy.name, reason=reason)
             self._fleet.begin_unload(copy)
+
+
+def _can_load(copy: Replica) -> bool:
+    """Return whether it is not loaded and has no backoff. One that crashed is reloaded by the fleet itself."""
+    ready_at = copy.retry_at + (_RECOVERY_S if copy.recovering else 0.0)
+    return copy.state is not ReplicaState.AWAKE and not copy.in_transition and ready_at <= time.monotonic()

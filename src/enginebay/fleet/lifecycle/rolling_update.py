@@ -90,8 +90,7 @@ class RollingUpdate:
                 for successor in await self._start_successors([replica], {replica.variant.name: variant}, config):
                     await self._hand_over(successor)
                 return
-            replica.updating = False
-            await self._fleet.sleep_or_unload(ReplicaState.COLD, replica)
+            await self._fleet.sleep_or_unload(ReplicaState.COLD, replica, for_update=True)
             self._fleet.apply_variant(replica, variant)
             if was_ready:
                 await self._load(replica)
@@ -172,8 +171,7 @@ class RollingUpdate:
             for replica in replicas:
                 await _wait_until_settled(replica)
                 was_awake = replica.worker is not None and replica.state is ReplicaState.AWAKE
-                replica.updating = False
-                await self._fleet.sleep_or_unload(ReplicaState.COLD, replica)
+                await self._fleet.sleep_or_unload(ReplicaState.COLD, replica, for_update=True)
                 before.append((replica, replica.variant, was_awake))
                 self._fleet.apply_variant(replica, desired[replica.variant.name])
                 if was_awake:

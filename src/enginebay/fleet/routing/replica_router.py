@@ -44,8 +44,9 @@ class LoadTable:
 
     def __init__(self) -> None:
         self._loads: dict[str, int] = {}
-        self._heap: list[tuple[int, int, str]] = []  # may hold outdated loads
-        self._order = count()  # spreads requests over replicas with equal loads
+        self._heap: list[tuple[int, int, str]] = []  # load, number of the change, replica; may hold outdated ones
+        self._changes: dict[str, int] = {}  # the number of a replica's last change
+        self._numbers = count()
         self.total = 0
 
     def __contains__(self, replica: str) -> bool:
@@ -67,9 +68,10 @@ class LoadTable:
             return
         self.total += load - (before or 0)
         self._loads[replica] = load
-        heapq.heappush(self._heap, (load, next(self._order), replica))
+        number = self._changes[replica] = next(self._numbers)
+        heapq.heappush(self._heap, (load, number, replica))
         if len(self._heap) > 64 + 8 * len(self._loads):
-            self._heap = [(load, next(self._order), name) for name, load in self._loads.items()]
+            self._heap = [(load, self._changes[name], name) for name, load in self._loads.items()]
             heapq.heapify(self._heap)
 
     def add(self, replica: str, change: int) -> None:
@@ -78,12 +80,13 @@ class LoadTable:
 
     def remove(self, replica: str) -> None:
         self.total -= self._loads.pop(replica, 0)
+        self._changes.pop(replica, None)
 
     def find_least(self) -> str:
         """Return the replica with the least load; the one that waited longest among equals."""
         while True:
-            load, _, replica = self._heap[0]
-            if self._loads.get(replica) == load:
+            _, number, replica = self._heap[0]
+            if self._changes.get(replica) == number:
                 return replica
             heapq.heappop(self._heap)
 

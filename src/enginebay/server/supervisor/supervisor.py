@@ -197,7 +197,8 @@ class Supervisor:
         )
 
     def _mark_serving(self) -> None:
-        self._on_ready(list(self.fleet.replicas.values()), self.fleet.list_failures())
+        firsts = [replica for replica in self.fleet.replicas.values() if replica.number == 1]
+        self._on_ready(firsts, self.fleet.list_failures())
         self._observer.serving = True
 
     async def _observe_fleet(self) -> None:

@@ -81,6 +81,15 @@ def test_short_prompts_go_to_the_least_load_in_turn() -> None:
     assert set(used.values()) == {3}
 
 
+def test_one_request_after_another_uses_all_replicas() -> None:
+    router, used = make_router(4), list[str]()
+    for _ in range(8):
+        used.append(router.choose().replica)
+        router.loads.add(used[-1], 1)
+        router.loads.add(used[-1], -1)
+    assert used[:4] == used[4:] and len(set(used)) == 4
+
+
 def test_an_adapter_goes_where_it_was_used() -> None:
     router = make_router(4)
     first = router.choose("", (1,), "poet")
