@@ -54,7 +54,7 @@ class ModelConfig:
     idle_s: float | None = None  # None: fleet.idle_s; see `Config.idle_s_for`
     memory_bytes: int | None = None
     sleep: str | int | None = None  # None: fleet.sleep; see `Config.sleep_for`
-    replicas: ReplicaPolicy = field(default_factory=ReplicaPolicy)
+    replicas: ReplicaPolicy | None = None  # None: one
     fallback: tuple[str, ...] = ()  # kinds; see `Config.fallback_for`
     fallback_on: tuple[str, ...] = FALLBACK_TRIGGERS
     may_leave_host: bool = False

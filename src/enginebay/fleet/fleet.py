@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
+from enginebay.fleet.lifecycle.background_tasks import BackgroundTasks
 from enginebay.fleet.lifecycle.crash_recovery import CrashRecovery
 from enginebay.fleet.lifecycle.health_monitor import HealthMonitor
 from enginebay.fleet.lifecycle.replica import Replica
@@ -32,7 +33,6 @@ from enginebay.fleet.scheduling import planner
 from enginebay.fleet.scheduling.planner_state import MemoryAccount, PoolBytes, ReplicaState, compute_extra_memory
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate, state_label
 from enginebay.fleet.scheduling.wait_queue import WaitQueue
-from enginebay.util.background_tasks import BackgroundTasks
 from enginebay.util.hardware import HostFacts
 from enginebay.worker.client_side.oom_kills import read_oom_kills
 

@@ -71,8 +71,7 @@ class Replica:
     @property
     def is_pinned(self) -> bool:
         """Whether it is never evicted. Of a pinned model, replicas that only a high load needs can be."""
-        settings = self.variant.settings
-        return settings.pinned and self.number <= max(1, settings.replicas.minimum)
+        return self.variant.settings.pinned and self.number <= max(1, self.variant.replica_policy.minimum)
 
     @property
     def remote(self) -> bool:

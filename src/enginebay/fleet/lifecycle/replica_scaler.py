@@ -69,7 +69,7 @@ class ReplicaScaler:
             del self._shared[name]
 
     def _scale(self, name: str, copies: Sequence[Replica]) -> None:
-        policy = copies[0].variant.settings.replicas
+        policy = copies[0].variant.replica_policy
         load = self._measure_load(name, copies)
         decision = plan_scaling(time.monotonic(), policy, load, self._windows.get(name, ScalingWindow()))
         self._windows[name] = decision.window

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from enginebay.config.resolved_config import Config, ModelConfig
+from enginebay.config.sections.replica_policy import ReplicaPolicy
 from enginebay.contract import MemoryEstimate
 from enginebay.errors import (
     ConfigError,
@@ -40,7 +41,11 @@ class Variant:
     @property
     def max_replicas(self) -> int:
         """How many copies may run. One process is enough for an engine on another host."""
-        return 1 if self.plan is None or self.plan.spec.remote else self.settings.replicas.maximum
+        return 1 if self.plan is None or self.plan.spec.remote else self.replica_policy.maximum
+
+    @property
+    def replica_policy(self) -> ReplicaPolicy:
+        return self.settings.replicas or ReplicaPolicy()
 
     @property
     def primary(self) -> bool:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from enginebay.fleet.fleet import Fleet
+from enginebay.fleet.lifecycle.background_tasks import BackgroundTasks
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.replica_scaler import group_replicas, list_handles
 from enginebay.fleet.routing.model_client import ReplicaHandle
 from enginebay.server.sessions.model_catalog import ReplicaDemand
-from enginebay.util.background_tasks import BackgroundTasks
 
 _INTERVAL_S = 0.5
 

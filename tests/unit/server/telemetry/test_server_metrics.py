@@ -30,6 +30,8 @@ NAMES = {
     "process_start_time_seconds", "enginebay_retries_total", "enginebay_fallbacks_total", "enginebay_switch_seconds",
     "enginebay_switch_phase_seconds_total", "enginebay_switch_slo_missed_total", "enginebay_worker_deaths_total",
     "enginebay_model_awake", "enginebay_key_queue_time_seconds", "enginebay_poison_requests_total",
+    "enginebay_replica_requests_total", "enginebay_replica_prompt_tokens_total", "enginebay_replica_cached_tokens_total",
+    "enginebay_replicas_ready", "enginebay_replica_running", "enginebay_replica_imbalance_ratio",
 }  # fmt: skip
 
 
