@@ -15,11 +15,10 @@ import heapq
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 from math import ceil
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 BLOCK_TOKENS = 256
 MAX_LOAD_FACTOR = 1.25
@@ -32,8 +31,7 @@ _MAX_RING_STEPS = 64  # past overloaded replicas
 RouteReason: TypeAlias = Literal["session", "prefix", "adapter", "load"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaChoice:
+class ReplicaChoice(NamedTuple):
     replica: str
     reason: RouteReason
     known_tokens: int = 0  # of the prompt that this replica has seen
@@ -90,6 +88,15 @@ class LoadTable:
                 return replica
             heapq.heappop(self._heap)
 
+    def find_least_of(self, replicas: Iterable[str]) -> str | None:
+        """Return the least loaded of these, or None if all have left."""
+        loads, best, least = self._loads, None, -1
+        for replica in replicas:
+            load = loads.get(replica, -1)
+            if load >= 0 and (load < least or best is None):
+                best, least = replica, load
+        return best
+
     def compute_limit(self) -> int:
         """Return the most that a replica may have after the next request: only idle ones get it while some are."""
         replicas = len(self._loads)
@@ -127,11 +134,13 @@ class ReplicaRouter:
 
     def choose(self, session: str = "", token_ids: Sequence[int] = (), adapter: str = "") -> ReplicaChoice:
         """Choose one of the replicas, of which there must be some."""
-        limit = self.loads.compute_limit()
         if session:
-            return ReplicaChoice(self._find_on_ring(f"{adapter}/{session}", limit), "session")
-        blocks = hash_blocks(token_ids, adapter)
-        choice = self._find_by_prefix(blocks, bool(adapter), limit)
+            return ReplicaChoice(self._find_on_ring(f"{adapter}/{session}", self.loads.compute_limit()), "session")
+        return self.choose_by_blocks(hash_blocks(token_ids, adapter), bool(adapter))
+
+    def choose_by_blocks(self, blocks: Sequence[int], has_adapter: bool = False) -> ReplicaChoice:
+        """Choose one of the replicas for a prompt, by what `hash_blocks` returned for it."""
+        choice = self._find_by_prefix(blocks, has_adapter, self.loads.compute_limit())
         if choice is None:
             choice = ReplicaChoice(self.loads.find_least(), "load")
         self._remember(blocks, choice.replica)
@@ -153,26 +162,32 @@ class ReplicaRouter:
 
     def _find_by_prefix(self, blocks: Sequence[int], has_adapter: bool, limit: int) -> ReplicaChoice | None:
         """Return the least loaded replica with room that has seen the most blocks, or None."""
-        loads, holders = self.loads, self._holders
+        holders, before = self._holders, None
         for number in range(len(blocks), 0, -1):
-            known = holders.get(blocks[number - 1], ())
-            fitting = [replica for replica in known if replica in loads and self._has_room(replica, limit)]
-            if fitting:
+            known = holders.get(blocks[number - 1])
+            if known is None or known is before:
+                continue  # unknown, or held by those that the longer part was
+            before = known
+            replica = self.loads.find_least_of(known)
+            if replica is not None and self._has_room(replica, limit):
                 tokens = (number - has_adapter) * BLOCK_TOKENS
-                return ReplicaChoice(min(fitting, key=loads.__getitem__), "prefix" if tokens else "adapter", tokens)
+                return ReplicaChoice(replica, "prefix" if tokens else "adapter", tokens)
         return None
 
     def _remember(self, blocks: Sequence[int], replica: str) -> None:
-        holders = self._holders
+        holders, single = self._holders, (replica,)
+        before: tuple[str, ...] | None = None
+        after = single
         for block in blocks:
             known = holders.get(block)
             if known is None:
-                holders[block] = (replica,)
-            else:
-                if known[0] != replica:
-                    others = [other for other in known if other != replica and other in self.loads]
-                    holders[block] = (replica, *others[: _MAX_HOLDERS - 1])
-                holders.move_to_end(block)
+                holders[block] = single
+                continue
+            if replica not in known:
+                if known is not before:  # blocks of one prefix have the same holders: they share the tuple
+                    before, after = known, (replica, *known[: _MAX_HOLDERS - 1])
+                holders[block] = after
+            holders.move_to_end(block)
         while len(holders) > _MAX_KNOWN_BLOCKS:
             holders.popitem(last=False)
 
