@@ -53,6 +53,7 @@ class ModelConfig:
     context_length: int | None = None  # a setting of the engine; see `Config.setting_entries_for`
     idle_s: float | None = None  # None: fleet.idle_s; see `Config.idle_s_for`
     memory_bytes: int | None = None
+    gpus: int | float | tuple[int, ...] | None = None  # whole GPUs, a fraction of one, or exactly these
     sleep: str | int | None = None  # None: fleet.sleep; see `Config.sleep_for`
     replicas: ReplicaPolicy | None = None  # None: one
     fallback: tuple[str, ...] = ()  # kinds; see `Config.fallback_for`

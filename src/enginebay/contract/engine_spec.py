@@ -157,6 +157,15 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """Settings that follow from a model's `gpus`, unless they are set."""
+
+    count: tuple[str, ...] = ()  # the first is set to the number of GPUs, unless one of them is set
+    memory_fraction: str = ""  # the fraction of each GPU's memory that a load takes
+    default_fraction: float = 1.0  # of a whole GPU; half a GPU is half of it
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything known about an engine without importing its library."""
 
@@ -186,6 +195,7 @@ class EngineSpec:
     isolation: Isolation = Isolation.PROCESS
     patches: tuple[Patch, ...] = ()
     env_prefixes: tuple[str, ...] = ()  # of environment variables that its workers get beside the common ones
+    gpu_settings: GpuSettings = GpuSettings()
 
     @property
     def needs_weights(self) -> bool:
@@ -227,6 +237,8 @@ class EngineSpec:
         for name in ("distributions", "formats", "aliases", "smaller", "env_prefixes"):
             known[name] = tuple(known.get(name, ()))
         known["tasks"] = tuple(known.get("tasks", ("generate",)))
+        gpus = known.get("gpu_settings", {})
+        known["gpu_settings"] = GpuSettings(**{**gpus, "count": tuple(gpus.get("count", ()))})
         known["patches"] = tuple(
             Patch(**{**patch, "versions": tuple(patch["versions"])}) for patch in known.get("patches", ())
         )

@@ -1,6 +1,7 @@
 """Inputs and result of an engine's memory estimate, and the generic estimate. Pure.
 
-Pools are "ram", "gpu0", "gpu1", ... Estimates err on the high side: too high costs an eviction, too low the whole host.
+Pools are "ram", "gpu0", "gpu1", ... An engine counts the GPUs that it uses from 0, whichever those are on the host: an
+estimate with "gpu0" and "gpu1" is placed on any two. One without "gpu0" means the GPUs of exactly these numbers. Estimates err on the high side: too high costs an eviction, too low the whole host.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class MemoryFacts:
     context_length: int | None = None  # the model's maximum
     stored_dtype: str = ""  # as in the model's config.json
     settings: Mapping[str, Any] = field(default_factory=dict)
-    gpus: tuple[int, ...] = ()  # bytes of each
+    gpus: tuple[int, ...] = ()  # bytes of each: of all on the host, or of the configured ones
+    gpus_configured: bool = False  # it uses all of `gpus`; else the engine decides how many
     cuda: bool = False  # the engine uses the GPUs
     task: str = "generate"
     memory_bytes: int = 0  # the host's RAM, of which some engines take a share by default; 0: unknown
@@ -87,6 +89,7 @@ class MemoryEstimate:
     pools: Mapping[str, int]  # bytes by pool
     weights_bytes: int = 0  # as loaded: what sleep level 1 moves to RAM
     sizes: Mapping[str, int] = field(default_factory=dict)  # values that the engine chooses for unset sizes
+    whole_gpus: bool = False  # its ranks wait for each other: no other model may slow one of them down
 
 
 def estimate_generic_memory(facts: MemoryFacts) -> MemoryEstimate:

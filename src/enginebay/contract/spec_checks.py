@@ -14,6 +14,8 @@ def find_spec_problems(spec: EngineSpec) -> list[str]:
     undeclared = [name for name in parameters() if name not in spec.request]
     problems = [f"request declares nothing for {name}" for name in undeclared]
     problems += [f"smaller names {name}, which is not a setting" for name in spec.smaller if name not in spec.settings]
+    named = [*spec.gpu_settings.count, *filter(None, [spec.gpu_settings.memory_fraction])]
+    problems += [f"gpu_settings names {name}, which is not a setting" for name in named if name not in spec.settings]
     engines = [(preset.name, preset.engine) for preset in spec.presets]
     engines += [(trim.name, trim.engine) for trim in spec.trims]
     problems += [f"{name} is for the engine {kind}, not {spec.kind}" for name, kind in engines if kind != spec.kind]

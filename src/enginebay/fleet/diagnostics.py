@@ -62,12 +62,19 @@ def check_host(host: HostFacts) -> Iterator[Finding]:
         for gpu in host.gpus:
             facts = f"{gpu.name}, {format_bytes(gpu.memory_bytes)}, driver {host.driver}"
             yield Finding(f"GPU {gpu.index}", FindingState.OK, facts)
-    else:
+        if host.gpu_links:
+            pairs = ", ".join(f"{one}-{other}" for one, other in host.gpu_links)
+            yield Finding("GPU links", FindingState.OK, pairs)
+    elif not host.gpu_problems:
         yield Finding(
             "GPU",
             FindingState.ABSENT,
             "no NVIDIA GPU visible",
             "optional: llamacpp, transformers and vllm also run on the CPU",
+        )
+    for problem in host.gpu_problems:
+        yield Finding(
+            "GPU", FindingState.BROKEN, problem, "see what `nvidia-smi` reports; a reset or a reboot may help"
         )
     if host.disk_free_bytes < _LOW_DISK_BYTES:
         free = f"only {format_bytes(host.disk_free_bytes)} free at {host.home}"

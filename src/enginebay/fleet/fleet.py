@@ -18,6 +18,7 @@ from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
 from enginebay.fleet.lifecycle.background_tasks import BackgroundTasks
 from enginebay.fleet.lifecycle.crash_recovery import CrashRecovery
+from enginebay.fleet.lifecycle.gpu_watch import GpuWatch
 from enginebay.fleet.lifecycle.health_monitor import HealthMonitor
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.replica_scaler import ReplicaScaler, find_ready
@@ -30,7 +31,7 @@ from enginebay.fleet.memory.memory_observed import ObservedResources
 from enginebay.fleet.routing.model_client import ReplicaHandle
 from enginebay.fleet.routing.variants import Variant
 from enginebay.fleet.scheduling import planner
-from enginebay.fleet.scheduling.planner_state import MemoryAccount, PoolBytes, ReplicaState, compute_extra_memory
+from enginebay.fleet.scheduling.planner_state import MemoryAccount, ReplicaState
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate, state_label
 from enginebay.fleet.scheduling.wait_queue import WaitQueue
 from enginebay.util.hardware import HostFacts
@@ -61,7 +62,8 @@ class Fleet:
         self.memory_budget = MemoryBudget(config, host, observed)
         created = [replica for variant in variants for replica in self.memory_budget.create_replicas(variant)]
         self.replicas = {replica.name: replica for replica in created}
-        self.transitions = TransitionExecutor(self.standby_pool, config.load_timeout_s, emit_event)
+        self.transitions = TransitionExecutor(self.standby_pool, config.load_timeout_s, emit_event, host.gpus)
+        self.gpu_watch = GpuWatch(host.gpus, self.memory_budget.set_gpus, emit_event)
         self.recovery = CrashRecovery(self)
         self._health_monitor = HealthMonitor(config.hang_s, self.recovery.handle_crash)
         self.wait_queue = WaitQueue()
@@ -96,10 +98,8 @@ class Fleet:
         if not any(copy.state is ReplicaState.AWAKE for copy in copies):
             self.raise_if_unavailable(self.replicas[name])
         if queued and (waiting := self.wait_queue.client_count) >= self.config.queue:
-            message, wait_s = (
-                f"{waiting} requests are already waiting for models to load",
-                self.estimate_wait(name).seconds,
-            )
+            message = f"{waiting} requests are already waiting for models to load"
+            wait_s = self.estimate_wait(name).seconds
             raise Overloaded(message, "retry later, or raise fleet.queue", retry_after_s=wait_s)
         number, future = self.wait_queue.add(name, self.config.max_wait_s if timeout_s is None else timeout_s)
         self.request_plan()
@@ -137,14 +137,10 @@ class Fleet:
 
     def fits_without_eviction(self, name: str) -> bool:
         """Return whether the variant could load without an eviction."""
-        return self._build_memory_account().fits_now(
-            compute_extra_memory(self.memory_budget.snapshot_replica(self.get_replica(name)), ReplicaState.AWAKE)
-        )
+        account = self.build_memory_account()
+        return account.find_room(account.replicas[name]) is not None
 
-    def has_memory_for(self, needed: PoolBytes) -> bool:
-        return self._build_memory_account().fits_now(needed)
-
-    def _build_memory_account(self) -> MemoryAccount:
+    def build_memory_account(self) -> MemoryAccount:
         return MemoryAccount(self.memory_budget.pool_bytes, self._snapshot_replicas(), self._planner_limits)
 
     def count_waiting(self, name: str) -> int:
@@ -186,6 +182,7 @@ class Fleet:
     def replace_worker(self, replica: Replica, loaded: LoadedWorker, variant: Variant) -> None:
         """Switch the replica to a loaded worker. The old one may still run requests."""
         self.apply_variant(replica, variant)
+        replica.place(loaded.placement, "free beside the worker it replaced")
         self._activate(replica, loaded, time.monotonic())
 
     def apply_variant(self, replica: Replica, variant: Variant) -> None:
@@ -215,6 +212,7 @@ class Fleet:
             self.wait_queue.fail(name, WorkerDied("the server is stopping"))
         workers = [replica.worker for replica in self.replicas.values() if replica.worker is not None]
         await asyncio.gather(self.standby_pool.close(), *(worker.close() for worker in workers), return_exceptions=True)
+        self.gpu_watch.close()
         self.observed.save()
 
     # Control loop
@@ -224,7 +222,7 @@ class Fleet:
 
     @property
     def _planner_limits(self) -> planner.PlannerLimits:
-        return planner.PlannerLimits(max_awake=self.config.max_awake)
+        return planner.PlannerLimits(max_awake=self.config.max_awake, links=self.memory_budget.links)
 
     def _snapshot_replicas(self) -> list[planner.ReplicaSnapshot]:
         replicas = self.replicas.values()
@@ -262,6 +260,7 @@ class Fleet:
         replicas = self.replicas.values()
         settled = [replica for replica in replicas if replica.worker is not None and not replica.in_transition]
         await asyncio.gather(*(self._health_monitor.poll(replica, self._record_first_token) for replica in settled))
+        self.spawn(self.gpu_watch.check())
         self.request_plan()
         for replica in settled:
             self.memory_budget.record_memory(replica)
@@ -283,7 +282,7 @@ class Fleet:
             return
         replica = self.replicas[action.name]
         if isinstance(action, planner.Transition):
-            replica.begin_transition(action.to)
+            replica.begin_transition(action.to, action.placement, action.reason)
             if action.to is ReplicaState.AWAKE:
                 self.spawn(self._load_or_wake(replica))
             else:
@@ -311,7 +310,7 @@ class Fleet:
             after_s = action.retry_after_s
             error = Overloaded("timed out waiting for the model to load", "retry later", retry_after_s=after_s)
         else:
-            account = self._build_memory_account()
+            account = self.build_memory_account()
             error = build_no_memory_error(account.replicas[self.wait_queue.get_model(action.id)], account)
         self.wait_queue.reject(action.id, error)
 
@@ -324,7 +323,7 @@ class Fleet:
 
     def list_failures(self) -> dict[str, EnginebayError]:
         """Return the error per variant that fails now or can never fit into memory."""
-        account = self._build_memory_account()
+        account = self.build_memory_account()
         failures = dict[str, EnginebayError]()
         for name, replica in self.replicas.items():
             if replica.number > 1 or find_ready(self.list_copies(replica)) is not None:

@@ -11,8 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from enginebay.util.nvml import NvmlMissing, close_nvml, open_nvml
+from enginebay.util.gpus.declared_gpus import VARIABLE as DECLARED_GPUS
+from enginebay.util.gpus.declared_gpus import read_declared_gpus
+from enginebay.util.gpus.gpu_discovery import Gpu, GpuHost, read_gpus
 from enginebay.util.paths import home_dir
+
+__all__ = ["Gpu", "GpuHost", "HostFacts", "find_gpus", "read_host", "read_memory", "release_free_memory"]
 
 # CPU features that decide which kernels a library picks, by their names in /proc/cpuinfo on x86 and ARM.
 _FEATURES = {
@@ -20,13 +24,6 @@ _FEATURES = {
     "f16c": "f16c", "asimd": "neon", "asimddp": "dotprod", "asimdhp": "fp16", "i8mm": "i8mm", "bf16": "bf16",
     "sve": "sve", "sve2": "sve2",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    index: int
-    name: str
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +44,8 @@ class HostFacts:
     disk_free_bytes: int
     python: str
     pip: bool  # whether a new venv can have pip
+    gpu_links: tuple[tuple[int, int], ...] = ()  # pairs of GPUs with a fast link
+    gpu_problems: tuple[str, ...] = ()  # GPUs that are there and cannot be used
 
     @property
     def cuda(self) -> bool:
@@ -59,7 +58,7 @@ class HostFacts:
 
 def read_host() -> HostFacts:
     """Read the facts of this host."""
-    gpus, driver = read_gpus()
+    found = find_gpus()
     info = _read_text("/proc/cpuinfo")
     total, available = read_memory()
     return HostFacts(
@@ -71,13 +70,21 @@ def read_host() -> HostFacts:
         usable_cores=count_usable_cores(),
         memory_bytes=total,
         available_bytes=available,
-        gpus=gpus,
-        driver=driver,
+        gpus=found.gpus,
+        driver=found.driver,
         home=str(home_dir()),
         disk_free_bytes=_read_disk_free(home_dir()),
         python=platform.python_version(),
         pip=importlib.util.find_spec("ensurepip") is not None,
+        gpu_links=found.links,
+        gpu_problems=found.problems,
     )
+
+
+def find_gpus() -> GpuHost:
+    """Return the GPUs of this host, or those that a test declares."""
+    declared = os.environ.get(DECLARED_GPUS)
+    return read_declared_gpus(declared) if declared else read_gpus()
 
 
 def parse_cpu_model(info: str) -> str:
@@ -145,35 +152,6 @@ def _read_sysconf_memory() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
-        return 0
-
-
-def read_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Return the NVIDIA GPUs and the driver version; none if CUDA_VISIBLE_DEVICES hides them all."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return (), ""
-    try:
-        nvml = open_nvml()
-    except NvmlMissing:
-        return (), ""
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        gpus = tuple(
-            Gpu(index, str(nvml.nvmlDeviceGetName(handle)), _read_gpu_memory(nvml, handle))
-            for index, handle in enumerate(handles)
-        )
-        return gpus, str(nvml.nvmlSystemGetDriverVersion()) if gpus else ""
-    except nvml.NVMLError:
-        return (), ""
-    finally:
-        close_nvml(nvml)
-
-
-def _read_gpu_memory(nvml: Any, handle: Any) -> int:
-    """Return the GPU's memory in bytes; 0 if it shares the host's."""
-    try:
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:
         return 0
 
 

@@ -12,8 +12,16 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, permutations
 
+from enginebay.fleet.scheduling.device_placement import (
+    WHOLE_GPU,
+    GpuNeed,
+    Placement,
+    add_pools,
+    add_shares,
+    name_pool,
+)
 from enginebay.fleet.scheduling.planner import (
     CancelDrain,
     Drain,
@@ -44,8 +52,10 @@ class PromiseBroken(AssertionError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
     name: str
-    awake: Mapping[str, int]
+    awake: Mapping[str, int]  # without GPUs
+    gpu_need: GpuNeed | None = None
     asleep: Mapping[str, int] | None = None
+    asleep_gpu: int = 0  # on each of its GPUs
     pinned: bool = False
     starts_awake: bool = False
     load_s: float = 1.0
@@ -72,6 +82,7 @@ class History:
     memory: Mapping[str, int]
     memory_later: Sequence[tuple[float, Mapping[str, int]]] = ()  # other programs use or free some
     limits: PlannerLimits = field(default_factory=PlannerLimits)
+    lost_gpus: Sequence[tuple[float, int]] = ()  # their workers crash
     late: bool = False  # requests start only after the planner has seen their model awake
     reports_origin: bool = True  # whether snapshots have a previous_state
 
@@ -114,11 +125,15 @@ class _LiveModel:
     done_at: float = 0.0
     failures: int = 0
     retry_at: float = 0.0
+    placement: Placement | None = None
 
     def get_memory(self, state: ReplicaState) -> Mapping[str, int]:
+        need = self.model.gpu_need
+        placed = {} if need is None or self.placement is None else need.to_pools(self.placement)
+        kept = {name_pool(gpu): self.model.asleep_gpu for gpu in self.placement or ()}
         return {
-            ReplicaState.AWAKE: self.model.awake,
-            ReplicaState.ASLEEP: self.model.asleep or {},
+            ReplicaState.AWAKE: {**self.model.awake, **placed},
+            ReplicaState.ASLEEP: {**(self.model.asleep or {}), **kept},
             ReplicaState.COLD: {},
         }[state]
 
@@ -130,7 +145,8 @@ class _LiveModel:
         time_to_ready_s = model.load_s if self.state is ReplicaState.COLD else model.wake_s
         return ReplicaSnapshot(
             name=model.name, state=self.state, in_transition=in_transition, previous_state=self.origin if reports_origin else None,
-            awake_bytes=model.awake, asleep_bytes=model.asleep, pinned=model.pinned, running=self.running, draining=self.draining,
+            awake_bytes=self.get_memory(ReplicaState.AWAKE), gpu_need=model.gpu_need, placement=self.placement,
+            asleep_bytes=None if model.asleep is None else self.get_memory(ReplicaState.ASLEEP), pinned=model.pinned, running=self.running, draining=self.draining,
             awake_since=self.awake_since, idle_since=self.idle_since, idle_s=model.idle_s,
             min_residency_s=model.min_residency_s, time_to_ready_s=self.done_at - now if in_transition else time_to_ready_s,
             retry_at=self.retry_at,
@@ -173,6 +189,8 @@ class _Simulation:
             self._schedule(request.arrival.at, partial(self._arrive, request))
         for moment, memory in self.history.memory_later:
             self._schedule(moment, partial(self.memory.update, memory))
+        for moment, gpu in self.history.lost_gpus:
+            self._schedule(moment, partial(self._lose_gpu, gpu))
         for _ in range(_MAX_EVENTS):
             if not self._events:
                 break
@@ -184,6 +202,15 @@ class _Simulation:
         if lost := [request.id for request in self._requests if request.end is None]:
             raise PromiseBroken(f"requests that never end: {lost}")
         return self.outcome
+
+    def _lose_gpu(self, gpu: int) -> None:
+        self.memory.pop(name_pool(gpu), None)
+        for live in self.live.values():
+            if gpu in (live.placement or ()) and live.origin is None:
+                for request in self._requests:
+                    if request.running and request.arrival.model == live.model.name:
+                        self._finish(request, "crashed")
+                live.state, live.placement, live.draining = ReplicaState.COLD, None, False
 
     # Time
 
@@ -267,7 +294,7 @@ class _Simulation:
         if live.origin is not None:
             raise PromiseBroken(f"{action} during a transition")
         if isinstance(action, Transition):
-            self._start_transition(live, action.to)
+            self._start_transition(live, action.to, action.placement)
         elif live.state is not ReplicaState.AWAKE or live.draining is isinstance(action, Drain):
             raise PromiseBroken(f"{action} of a model that is not awake, or is in that state already")
         elif isinstance(action, Drain) and (
@@ -290,6 +317,8 @@ class _Simulation:
 
     def _could_fit(self, live: _LiveModel) -> bool:
         pinned = [other for other in self.live.values() if other.model.pinned and other is not live]
+        if live.model.gpu_need is not None and not self._could_place(live.model.gpu_need, pinned):
+            return False
         slots = self.history.limits.max_awake
         if slots is not None and sum(other.state is ReplicaState.AWAKE for other in pinned) >= slots:
             return False
@@ -298,28 +327,45 @@ class _Simulation:
             for pool, amount in live.model.awake.items()
         )
 
+    def _could_place(self, need: GpuNeed, pinned: Sequence[_LiveModel]) -> bool:
+        capacity = add_shares(self.memory)
+        gpus = [int(pool[3:]) for pool in self.memory if pool.startswith("gpu")]
+        for placement in [need.only] if need.only else permutations(gpus, need.count):
+            held = need.to_pools(placement)
+            for other in pinned:
+                held = add_pools(held, other.get_memory(other.state))
+            if all(amount <= capacity.get(pool, 0) for pool, amount in held.items() if pool.startswith("gpu")):
+                return True
+        return False
+
     # Transitions
 
-    def _start_transition(self, live: _LiveModel, to: ReplicaState) -> None:
+    def _start_transition(self, live: _LiveModel, to: ReplicaState, placement: Placement | None = None) -> None:
         if to is live.state or (
             to is ReplicaState.ASLEEP and (live.model.asleep is None or live.state is ReplicaState.COLD)
         ):
             raise PromiseBroken(f"{live.model.name} cannot go from {live.state} to {to}")
         if to is ReplicaState.AWAKE:
-            self._check_load(live)
+            self._check_load(live, placement)
             self.outcome.loads += 1
             takes = live.model.load_s if live.state is ReplicaState.COLD else live.model.wake_s
         else:
             self._check_release(live)
             takes = live.model.release_s
         before = self._sum_held_memory()
+        if to is ReplicaState.AWAKE and live.placement is None:
+            live.placement = placement
         live.origin, live.state, live.done_at = live.state, to, self.now + takes
         for pool, amount in self._sum_held_memory().items():
-            if amount > max(self.memory.get(pool, 0), before[pool]):
-                raise PromiseBroken(f"{amount} held of {self.memory.get(pool, 0)} in {pool}")
+            limit = WHOLE_GPU if pool.endswith(".share") else self.memory.get(pool, 0)
+            if amount > max(limit, before.get(pool, 0)):
+                raise PromiseBroken(f"{amount} held of {limit} in {pool}")
         self._schedule(live.done_at, partial(self._finish_transition, live))
 
-    def _check_load(self, live: _LiveModel) -> None:
+    def _check_load(self, live: _LiveModel, placement: Placement | None) -> None:
+        need = live.model.gpu_need
+        if need is not None and live.placement is None and not _suits(need, placement):
+            raise PromiseBroken(f"{live.model.name} loads on {placement}")
         limits, others = self.history.limits, list(self.live.values())
         if self.now < live.retry_at:
             raise PromiseBroken(f"{live.model.name} loads too soon after a failure")
@@ -342,16 +388,24 @@ class _Simulation:
             raise PromiseBroken(f"{live.model.name} has not been awake for long enough")
 
     def _sum_held_memory(self) -> dict[str, int]:
-        pools = {pool for live in self.live.values() for pool in live.model.awake} | set(self.memory)
+        pools = {pool for live in self.live.values() for pool in live.get_memory(ReplicaState.AWAKE)} | set(self.memory)
         return {pool: sum(live.get_held_memory(pool) for live in self.live.values()) for pool in pools}
 
     def _finish_transition(self, live: _LiveModel) -> None:
         live.origin = None
         live.draining = False
         live.idle_since = self.now
+        lost = any(name_pool(gpu) not in self.memory for gpu in live.placement or ())
+        if live.state is ReplicaState.COLD or lost:
+            live.state, live.placement = ReplicaState.COLD, None
         if live.state is ReplicaState.AWAKE:
             live.awake_since = self.now
             if live.failures:
                 live.failures -= 1
                 live.state = ReplicaState.COLD
+                live.placement = None
                 live.retry_at = self.now + _BACKOFF_S
+
+
+def _suits(need: GpuNeed, placement: Placement | None) -> bool:
+    return placement is not None and len(set(placement)) == need.count and need.only in ((), placement)

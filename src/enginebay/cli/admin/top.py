@@ -68,10 +68,10 @@ def _print_json(summary: ServerSummary, rows: list[TopRow], whole: bool) -> None
 
 
 def _print_snapshot(summary: ServerSummary, rows: list[TopRow]) -> None:
-    from enginebay.cli.output.top_tables import TOP_COLUMNS, format_cells, format_headline
+    from enginebay.cli.output.top_tables import build_top_table, format_headline
 
     print_summary(format_headline(summary, rows))
-    print_table(TOP_COLUMNS, map(format_cells, rows))
+    print_table(*build_top_table(rows))
 
 
 def _show_live(snapshots: Iterator[tuple[ServerSummary, list[TopRow]]]) -> None:
@@ -92,9 +92,10 @@ def _show_live(snapshots: Iterator[tuple[ServerSummary, list[TopRow]]]) -> None:
 
 def _draw_table(rows: list[TopRow], width: int) -> str:
     from enginebay.cli.output.table_layout import render_table, to_columns
-    from enginebay.cli.output.top_tables import TOP_COLUMNS, format_cells
+    from enginebay.cli.output.top_tables import build_top_table
 
-    header, body = render_table(to_columns(TOP_COLUMNS), [format_cells(row) for row in rows], width)
+    columns, cells = build_top_table(rows)
+    header, body = render_table(to_columns(columns), cells, width)
     return "\n".join([*header, *body])
 
 

@@ -102,11 +102,11 @@ def _install(
     from enginebay.environments.environment_build import InstallRequest
     from enginebay.environments.environment_build import install_engine as build
     from enginebay.errors import FetchFailed, UsageError
-    from enginebay.util.hardware import read_gpus
+    from enginebay.util.hardware import find_gpus
 
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"unknown kind of host: --for {device}", "use --for cpu or --for cuda")
-    chosen = device or ("cuda" if read_gpus()[0] else "cpu")
+    chosen = device or ("cuda" if find_gpus().gpus else "cpu")
     try:
         with show_progress(f"installing {engine}") as report:
             environment = build(InstallRequest(engine, chosen, recreate, package, python or sys.executable), report)

@@ -20,6 +20,22 @@ _SWITCH_COLUMNS = ("time", "model", "engine", "from", "replaced", "total")
 # bay ps
 
 
+def build_ps_table(status: JsonObject, verbose: bool = False) -> tuple[list[Column | str], list[list[str]]]:
+    """Build columns and rows, with the GPUs of each model if the server has any and, if `verbose`, why it has these."""
+    columns: list[Column | str] = list(PS_COLUMNS)
+    rows = build_ps_rows(status)
+    if any(pool != "ram" for pool in status["memory_bytes"]):
+        place = columns.index("memory") + 1
+        columns.insert(place, "gpu")
+        for row, model in zip(rows, status["models"], strict=True):
+            row.insert(place, ",".join(map(str, model.get("gpus") or ())) or "-")
+        if verbose:
+            columns.append(Column("placement", detail=True))
+            for row, model in zip(rows, status["models"], strict=True):
+                row.append(escape_unprintable(model.get("placement") or "-"))
+    return columns, rows
+
+
 def build_ps_rows(status: JsonObject) -> list[list[str]]:
     """Build rows in the order of PS_COLUMNS."""
     return [_build_ps_row(model) for model in status["models"]]

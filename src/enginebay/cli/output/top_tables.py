@@ -26,6 +26,7 @@ TOP_COLUMNS: tuple[Column | str, ...] = (
 )  # fmt: skip
 
 _REQUESTS = "enginebay_requests_total"
+_PLACEMENTS = "enginebay_gpu_reserved_bytes"
 _SCRAPE_LABEL = ("endpoint", "metrics")
 
 
@@ -47,6 +48,8 @@ class TopRow:
     kv_used_ratio: float | None
     memory_bytes: float | None
     errors: float  # since the server started
+    gpus: tuple[int, ...] = ()  # it is placed on
+    placement: str | None = None  # why there
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,16 @@ def _build_row(before: Samples, after: Samples, seconds: float, model: str, engi
         kv_used_ratio=sum_samples(after, "enginebay_kv_cache_usage_ratio", **own),
         memory_bytes=sum_samples(after, "enginebay_worker_memory_bytes", **own),
         errors=sum_samples(after, "enginebay_errors_total", **own) or 0.0,
+        **_find_placement(after, own),
     )
+
+
+def _find_placement(samples: Samples, own: Mapping[str, str]) -> dict[str, Any]:
+    labels = [dict(labels) for labels in samples.get(_PLACEMENTS, {})]
+    placed = [label for label in labels if own.items() <= label.items()]
+    gpus = sorted(int(label["gpu"]) for label in placed if label.get("gpu", "").isdigit())
+    reasons = [label["reason"] for label in placed if label.get("reason")]
+    return {"gpus": tuple(gpus), "placement": "; ".join(dict.fromkeys(reasons)) or None}
 
 
 def _compute_rate(before: Samples, after: Samples, seconds: float, name: str, own: Mapping[str, str]) -> float:
@@ -131,6 +143,16 @@ def _subtract_histograms(before: Samples, after: Samples, name: str, own: Mappin
     old, new = sum_buckets(before, name, **own), sum_buckets(after, name, **own)
     was_reset = any(new[bound] < old.get(bound, 0.0) for bound in new)
     return {bound: count if was_reset else count - old.get(bound, 0.0) for bound, count in new.items()}
+
+
+def build_top_table(rows: Sequence[TopRow]) -> tuple[list[Column | str], list[list[str]]]:
+    """Build columns and cells, with the GPUs of each model if any has one."""
+    columns, cells = list(TOP_COLUMNS), list(map(format_cells, rows))
+    if any(row.gpus for row in rows):
+        columns.insert(2, "gpu")
+        for line, row in zip(cells, rows, strict=True):
+            line.insert(2, ",".join(map(str, row.gpus)) or "-")
+    return columns, cells
 
 
 def format_cells(row: TopRow) -> list[str]:

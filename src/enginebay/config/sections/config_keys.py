@@ -26,6 +26,7 @@ from enginebay.util.child_processes import WITHHELD_VARIABLES
 from enginebay.util.text_format import find_nearest
 
 AUTO = "auto"
+MIN_GPU_FRACTION = 0.01
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 ROOT_KEYS: dict[str, Setting] = {
@@ -74,6 +75,10 @@ MODEL_KEYS: dict[str, Setting] = {
         aliases=IDLE_ALIASES,
     ),
     "memory_bytes": Setting("int", "RAM it needs; unset: estimated, then measured", minimum=1),
+    "gpus": Setting(
+        "int|float|list",
+        "GPUs of one copy: whole ones (2), a part of one (0.5), or exactly these ([0, 1]); unset: what its settings take",
+    ),
     "sleep": Setting(SLEEP_TYPE, "sleep mode; unset: fleet.sleep", choices=SLEEP_CHOICES),
     "replicas": Setting(
         "int|map", "copies of it that run at once: a number, or {min, max, target_running, idle_s} to follow the load"
@@ -114,9 +119,28 @@ def convert_model_value(name: str, value: Any) -> Any:
         return _parse_env(value)
     if name == "replicas" and value is not None:
         parse_replicas(value)  # it stays as written, for `bay config show`
+    if name == "gpus" and value is not None:
+        return _parse_gpus(value)
     if name == "fallback_on" and value is not None:
         return tuple(dict.fromkeys(_parse_trigger(item) for item in split_list(value)))
     return value
+
+
+def _parse_gpus(value: Any) -> int | float | tuple[int, ...]:
+    """Return a number of whole GPUs, a fraction of one, or the indexes of some."""
+    if isinstance(value, list):
+        if not value or not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value):
+            raise InvalidValue(f"expected a list of GPU indexes, such as [0, 1], got {value}")
+        if len(set(value)) < len(value):
+            raise InvalidValue(f"lists a GPU twice: {value}")
+        return tuple(value)
+    if value >= 1 and value == int(value):
+        return int(value)
+    if MIN_GPU_FRACTION <= value < 1:
+        return float(value)
+    raise InvalidValue(
+        f"expected whole GPUs (1, 2, ...), a fraction of one ({MIN_GPU_FRACTION:g} to 0.99) or a list of GPUs, got {value:g}"
+    )
 
 
 def _parse_env(value: Any) -> dict[str, str | None]:

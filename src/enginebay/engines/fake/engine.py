@@ -124,6 +124,7 @@ class FakeEngine:
         idle_w, busy_w = self._settings["idle_w"], self._settings["busy_w"]
         self._meter = None if idle_w is None else FakeEnergyMeter(idle_w, busy_w)
         self._loras = set(load.loras)
+        print(f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(unset)')}", flush=True)
         time.sleep(self._settings["load_s"])
         self._fail_load(self._settings["fail_load"])
 
@@ -148,7 +149,7 @@ class FakeEngine:
 
     @classmethod
     def probe(cls) -> Probe:
-        return Probe(version=__version__)
+        return Probe(version=__version__, devices=("cpu", "cuda"))  # "cuda": GPUs that a test declares
 
     def start(self, sink: Sink) -> None:
         threading.Thread(target=self._run_steps, args=(sink,), name="steps", daemon=True).start()
@@ -162,7 +163,7 @@ class FakeEngine:
             max_batch=self._settings["max_batch"],
             memory_bytes=self._settings["memory_bytes"],
             asked=dict(self._load.settings),
-            effective=self._settings,
+            effective={**self._settings, "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")},
             sleep_levels=(1, 2),
         )
 

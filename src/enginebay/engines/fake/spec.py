@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.contract import EngineSpec, Runtime, Setting, honours, refuses, translates
+from enginebay.contract import EngineSpec, GpuSettings, Runtime, Setting, honours, refuses, translates
 
 _REAL = "use a real engine, or set the output as `script`"
 
@@ -67,6 +67,10 @@ SPEC = EngineSpec(
         "hang_on_prompt": Setting("str", "Hang when a prompt contains this text"),
         "fail_after_tokens": Setting("int", "Fail each request after this many tokens", minimum=1),
         "memory_bytes": Setting("int", "Memory use that the engine reports", default=0, minimum=0),
+        "gpu_memory_bytes": Setting("int", "Memory that it claims on each of its GPUs; unset: it uses none", minimum=0),
+        "gpu_memory_fraction": Setting("float", "Fraction of a GPU's memory that it claims", minimum=0.01, maximum=1),
+        "tensor_parallel_size": Setting("int", "GPUs of one copy, times pipeline_parallel_size", minimum=1),
+        "pipeline_parallel_size": Setting("int", "GPUs of one copy, times tensor_parallel_size", minimum=1),
         "oom_above": Setting("int", "Run out of memory while loading if context_length is above this", minimum=1),
         "sleep_s": Setting("float", "Duration of going to sleep in seconds", default=0.0, minimum=0),
         "wake_s": Setting("float", "Duration of waking up in seconds", default=0.0, minimum=0),
@@ -80,4 +84,7 @@ SPEC = EngineSpec(
     smaller=("context_length",),
     tasks=("generate", "embed"),
     memory="enginebay.engines.fake.memory:estimate_memory",
+    gpu_settings=GpuSettings(
+        count=("tensor_parallel_size", "pipeline_parallel_size"), memory_fraction="gpu_memory_fraction"
+    ),
 )

@@ -58,7 +58,8 @@ def detect_host(library: Any) -> LlamaHost:
     """Return the allowed cores, free main memory and free memory of usable GPUs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = [device for device in library.get_device_info() if "GPU" in device["type"].name]
-    return LlamaHost(cores, get_free_bytes(), sum(int(gpu["memory_free"]) for gpu in gpus))
+    gpu_free, gpu_total = (sum(int(gpu[key]) for gpu in gpus) for key in ("memory_free", "memory_total"))
+    return LlamaHost(cores, get_free_bytes(), gpu_free, gpu_total)
 
 
 class LlamaServer:

@@ -88,6 +88,7 @@ class LlamaHost:
     cores: int
     free_bytes: int  # of main memory
     gpu_free_bytes: int = 0  # of the GPUs the library can use
+    gpu_total_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,9 @@ def _decide_cache_tokens(settings: Mapping[str, Any], file: GgufFile, host: Llam
                 param="kv_cache_tokens",
             )
         return int(min(requested, context * batch))
-    free = host.gpu_free_bytes if _uses_gpu(settings, host) else host.free_bytes
+    fraction = settings.get("gpu_memory_fraction")
+    gpu_free = min(host.gpu_free_bytes, int(host.gpu_total_bytes * fraction)) if fraction else host.gpu_free_bytes
+    free = gpu_free if _uses_gpu(settings, host) else host.free_bytes
     size_is_set = _uses_gpu(settings, host) or any(name in settings for name in _SIZE_SETTINGS)
     limit = free // 2 if size_is_set else min(free // 2, DEFAULT_CACHE_BYTES)
     per_token = estimate_cache_bytes_per_token(settings, file)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from enginebay.contract import MemoryEstimate, MemoryFacts
 from enginebay.contract.memory_facts import CUDA_CONTEXT_BYTES, MIB, RAM
 from enginebay.engines.llamacpp.settings import CACHE_TYPE_BYTES, DEFAULT_BATCH, DEFAULT_CACHE_BYTES, DEFAULT_CONTEXT
 
 _LIBRARY_BYTES = 300 * MIB  # with compute buffers
+_USABLE_FRACTION = 0.9  # of a GPU, when choosing how many
 
 
 def estimate_memory(facts: MemoryFacts) -> MemoryEstimate:
@@ -16,6 +18,11 @@ def estimate_memory(facts: MemoryFacts) -> MemoryEstimate:
     cache = facts.estimate_kv_cache_bytes(tokens, _get_value_bytes(facts))
     sizes = {"context_length": _get_context_length(facts), "max_batch": _get_slots(facts), "kv_cache_tokens": tokens}
     ram = _LIBRARY_BYTES + int(facts.get_setting("prompt_cache_mib") or 0) * MIB
+    if _uses_gpu(facts) and not facts.gpus_configured and not _names_gpus(facts):
+        facts = _choose_fewest_gpus(facts)
+        tokens = _estimate_cache_tokens(facts)
+        cache = facts.estimate_kv_cache_bytes(tokens, _get_value_bytes(facts))
+        sizes["kv_cache_tokens"] = tokens
     if not _uses_gpu(facts):
         return MemoryEstimate({RAM: weights + cache + ram}, weights, sizes)
     offloaded = weights + (0 if facts.get_setting("kv_offload") is False else cache)
@@ -23,6 +30,21 @@ def estimate_memory(facts: MemoryFacts) -> MemoryEstimate:
     on_gpus = int(offloaded * _compute_gpu_fraction(facts, offloaded, sum(facts.gpus[gpu] for gpu in shares)))
     pools = {f"gpu{gpu}": int(on_gpus * share) + CUDA_CONTEXT_BYTES for gpu, share in shares.items()}
     return MemoryEstimate({RAM: weights + cache - on_gpus + ram, **pools}, weights, sizes)
+
+
+def _names_gpus(facts: MemoryFacts) -> bool:
+    return facts.get_setting("tensor_split") is not None or facts.get_setting("split_mode") == "none"
+
+
+def _choose_fewest_gpus(facts: MemoryFacts) -> MemoryFacts:
+    """Return the facts with as many GPUs as hold all of the model, or all GPUs."""
+    for count in range(1, len(facts.gpus)):
+        fewer = replace(facts, gpus=facts.gpus[:count])
+        cache = fewer.estimate_kv_cache_bytes(_estimate_cache_tokens(fewer), _get_value_bytes(fewer))
+        needed = fewer.estimate_weights_bytes() + cache + count * CUDA_CONTEXT_BYTES
+        if needed <= sum(fewer.gpus) * _USABLE_FRACTION:
+            return fewer
+    return facts
 
 
 def _get_context_length(facts: MemoryFacts) -> int:
@@ -48,7 +70,8 @@ def _estimate_cache_tokens(facts: MemoryFacts) -> int:
     if configured is not None:
         return max(context, min(int(configured), context * slots))
     on_gpu = _uses_gpu(facts)
-    limit = (sum(facts.gpus) if on_gpu else facts.memory_bytes) / 2 or math.inf
+    gpu_bytes = sum(facts.gpus) * float(facts.get_setting("gpu_memory_fraction") or 1)
+    limit = (gpu_bytes if on_gpu else facts.memory_bytes) / 2 or math.inf
     if not on_gpu and facts.get_setting("context_length", "max_batch", "batching.batch_size") is None:
         limit = min(limit, DEFAULT_CACHE_BYTES)
     per_token = facts.estimate_kv_cache_bytes(1, _get_value_bytes(facts))

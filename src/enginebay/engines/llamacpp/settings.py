@@ -138,6 +138,12 @@ _ROPE = {
     "rope_scaling.yarn_orig_ctx": Setting("int", "YaRN original context", minimum=0, native="yarn_orig_ctx"),
 }
 
+_GPU = {
+    "gpu_memory_fraction": Setting(
+        "float", "Fraction of GPU memory by which the KV cache is sized: half of it", minimum=0.01, maximum=1
+    ),
+}
+
 _SPECULATIVE = {
     "speculative.method": Setting(
         "str", "Speculative decoding: from repeated n-grams, or with a draft model", choices=SPECULATION,
@@ -163,4 +169,4 @@ _UNIVERSAL = {
     "sharding.num_shards": Setting("int", "Number of shards", _SPLIT, minimum=1, default=1),
 }  # fmt: skip
 
-SETTINGS: dict[str, Setting] = {**_SIZE, **_PROCESSOR, **_LOADING, **_ROPE, **_SPECULATIVE, **_UNIVERSAL}
+SETTINGS: dict[str, Setting] = {**_SIZE, **_PROCESSOR, **_LOADING, **_ROPE, **_GPU, **_SPECULATIVE, **_UNIVERSAL}

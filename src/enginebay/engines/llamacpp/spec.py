@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, refuses, translates
+from enginebay.contract import (
+    CudaOwner,
+    EngineSpec,
+    GpuSettings,
+    LaunchMode,
+    Recipe,
+    Runtime,
+    honours,
+    refuses,
+    translates,
+)
 from enginebay.engines.llamacpp.preferences import PREFERENCES, PRESETS
 from enginebay.engines.llamacpp.settings import SETTINGS
 
@@ -64,4 +74,5 @@ SPEC = EngineSpec(
     preferences=PREFERENCES,
     memory="enginebay.engines.llamacpp.memory:estimate_memory",
     presets=PRESETS,
+    gpu_settings=GpuSettings(memory_fraction="gpu_memory_fraction"),
 )

@@ -70,6 +70,7 @@ def build_components(load: Load, options: LoadOptions) -> EngineComponents:
     rank_info = RankInfo.from_environment()
     threads = options.threads or max(1, runtime_info.count_usable_cores() // rank_info.world_size)
     torch.set_num_threads(threads)
+    runtime_info.limit_gpu_memory(options.gpu_memory_fraction)
     loaded = load_model(load, options, rank_info)
     ranks = RankGroup(rank_info)
     kind = loaded.device.type if loaded.device.type in DEFAULT_BATCH_SIZE else "cpu"
@@ -134,9 +135,9 @@ def _prepare_generation(
     components.effective |= {"batching.strategy": strategy}
     if strategy == "continuous" and runner is not None:
         components.runner = runner
-        budget = runtime_info.compute_kv_cache_bytes(loaded.device, components.ranks.rank_info.world_size) // max(
-            1, runner.bytes_per_token
-        )
+        world_size, fraction = components.ranks.rank_info.world_size, options.gpu_memory_fraction
+        kv_bytes = runtime_info.compute_kv_cache_bytes(loaded.device, world_size, fraction)
+        budget = kv_bytes // max(1, runner.bytes_per_token)
         components.limits = BatchLimits(
             components.limits.max_sequences, components.limits.max_step_tokens, budget, loaded.context_length
         )

@@ -21,8 +21,9 @@ def estimate_memory(facts: MemoryFacts) -> MemoryEstimate:
     if not on_gpu:
         return MemoryEstimate({RAM: total + shards * _LIBRARY_BYTES}, weights, sizes)
     used = _list_gpus(facts, device, shards)
+    parallel = shards > 1 and facts.get_setting("sharding.strategy") != "pipeline"
     pools = {f"gpu{gpu}": total // len(used) + _LIBRARY_BYTES for gpu in used}
-    return MemoryEstimate({RAM: shards * _CUDA_RAM_BYTES, **pools}, weights, sizes)
+    return MemoryEstimate({RAM: shards * _CUDA_RAM_BYTES, **pools}, weights, sizes, whole_gpus=parallel)
 
 
 def _get_value_bytes(facts: MemoryFacts, device: str) -> float:
@@ -45,6 +46,6 @@ def _list_gpus(facts: MemoryFacts, device: str, shards: int) -> list[int]:
     if split or facts.get_setting("sharding.strategy") == "pipeline":
         return every  # assume an even split
     if shards > 1:
-        return every[:shards]
+        return list(range(shards))
     number = device.partition(":")[2]
-    return [min(int(number), every[-1])] if number.isdigit() else [0]
+    return [int(number)] if number.isdigit() else [0]

@@ -61,8 +61,17 @@ def measure_memory_bytes() -> int:
     return resident
 
 
-def compute_kv_cache_bytes(device: Any, num_processes: int) -> int:
+def limit_gpu_memory(fraction: float | None) -> None:
+    """Let this process use at most this fraction of each GPU's memory."""
+    if fraction is not None and torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.set_per_process_memory_fraction(fraction, index)
+
+
+def compute_kv_cache_bytes(device: Any, num_processes: int, gpu_fraction: float | None = None) -> int:
     """Return the memory for this process's KV cache. Call it after the weights are loaded."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_KV_RATIO)
+        free, total = torch.cuda.mem_get_info(device)
+        allowed = total if gpu_fraction is None else max(0, total * gpu_fraction - torch.cuda.memory_reserved(device))
+        return int(min(free, allowed) * _CUDA_KV_RATIO)
     return int(psutil.virtual_memory().available * _CPU_KV_RATIO / num_processes)

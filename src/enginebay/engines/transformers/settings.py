@@ -26,6 +26,9 @@ _WEIGHTS = {
         'Memory limit per device, such as {"0": "20GiB", cpu: "30GiB"}; implies device_map auto',
         native="max_memory",
     ),
+    "gpu_memory_fraction": Setting(
+        "float", "Fraction of each GPU's memory that the worker may use", minimum=0.01, maximum=1
+    ),
     "quantization.load_in_4bit": Setting("bool", "bitsandbytes, 4 bits", translates("BitsAndBytesConfig")),
     "quantization.load_in_8bit": Setting("bool", "bitsandbytes, 8 bits", translates("BitsAndBytesConfig")),
     "quantization.bnb_4bit_quant_type": Setting(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, translates
+from enginebay.contract import CudaOwner, EngineSpec, GpuSettings, LaunchMode, Recipe, Runtime, honours, translates
 from enginebay.engines.transformers.preferences import PREFERENCES, PRESETS
 from enginebay.engines.transformers.settings import RETIRED, SETTINGS
 
@@ -81,4 +81,5 @@ SPEC = EngineSpec(
     preferences=PREFERENCES,
     memory="enginebay.engines.transformers.memory:estimate_memory",
     presets=PRESETS,
+    gpu_settings=GpuSettings(memory_fraction="gpu_memory_fraction"),
 )

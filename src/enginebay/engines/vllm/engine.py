@@ -72,6 +72,7 @@ class VllmEngine:
 
     def __init__(self, load: Load) -> None:
         library.set_environment()
+        library.number_visible_devices()
         config_json = model_checks.check_model(load.path, load.settings.get("load_format"))
         model_checks.check_draft_model(load.settings)
         ranks = model_checks.read_lora_ranks(load.loras)

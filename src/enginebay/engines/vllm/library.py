@@ -16,6 +16,8 @@ from enginebay.engines.vllm.load_plan import VllmHost
 from enginebay.engines.vllm.patches.compatibility import find_incompatibility
 from enginebay.engines.vllm.patches.declarations import PATCHES
 from enginebay.engines.vllm.spec import SPEC
+from enginebay.util.gpus.gpu_discovery import VISIBLE_DEVICES
+from enginebay.util.nvml import NvmlMissing, close_nvml, open_nvml
 
 _REPORTED_PACKAGES = ("torch", "transformers", "xgrammar", "tokenizers")
 
@@ -31,6 +33,25 @@ def set_environment() -> None:
     if "PYTORCH_ALLOC_CONF" not in os.environ:  # the newer name
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", _PIN_WITH_THREADS)
     disable_openmp_spinning()
+
+
+def number_visible_devices() -> None:
+    """Replace UUIDs in CUDA_VISIBLE_DEVICES by the driver's indexes: vLLM before 0.32 reads only numbers."""
+    visible = os.environ.get(VISIBLE_DEVICES, "")
+    if not visible.startswith("GPU-"):
+        return
+    try:
+        nvml = open_nvml()
+    except NvmlMissing:
+        return
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in visible.split(",")]
+        os.environ[VISIBLE_DEVICES] = ",".join(str(nvml.nvmlDeviceGetIndex(handle)) for handle in handles)
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the driver's order
+    except nvml.NVMLError:
+        pass  # newer versions read UUIDs
+    finally:
+        close_nvml(nvml)
 
 
 def _redirect_temporary_files() -> None:

@@ -9,6 +9,7 @@ from enginebay.engines.vllm.patches.declarations import PATCHES
 from enginebay.errors import ConfigError
 
 DEFAULT_CPU_CACHE_GIB = 4.0  # at most a quarter of the memory
+DEFAULT_GPU_UTILIZATION = 0.92
 BITSANDBYTES = "quantization=bitsandbytes"  # as the probe lists an available quantization method
 
 _MEMORY = {

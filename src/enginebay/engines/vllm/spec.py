@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, refuses, translates
+from enginebay.contract import (
+    CudaOwner,
+    EngineSpec,
+    GpuSettings,
+    LaunchMode,
+    Recipe,
+    Runtime,
+    honours,
+    refuses,
+    translates,
+)
 from enginebay.engines.vllm.patches.declarations import PATCHES
 from enginebay.engines.vllm.preferences import PREFERENCES, PRESETS, TRIMS
-from enginebay.engines.vllm.settings import RETIRED, SETTINGS
+from enginebay.engines.vllm.settings import DEFAULT_GPU_UTILIZATION, RETIRED, SETTINGS
 
 _BEAMS = "engine transformers, or best_of"
 _FROM_GGUF = ("gguf", "accelerate>=1.15")  # transformers needs these to dequantize a GGUF file
@@ -81,4 +91,9 @@ SPEC = EngineSpec(
     trims=TRIMS,
     patches=tuple(patch.declare() for patch in PATCHES),
     env_prefixes=("VLLM_", "FLASHINFER_", "TRANSFORMERS_"),
+    gpu_settings=GpuSettings(
+        count=("tensor_parallel_size", "pipeline_parallel_size", "sharding.num_shards"),
+        memory_fraction="gpu_memory_utilization",
+        default_fraction=DEFAULT_GPU_UTILIZATION,
+    ),
 )

@@ -28,6 +28,7 @@ class CrashRecovery:
         replica.recovering = replica.state is ReplicaState.AWAKE
         fleet.request_plan()  # requests for it go elsewhere from now on
         await crash_records.record_crash(replica, worker, killed_because, fleet.config, fleet.emit_event)
+        await fleet.gpu_watch.check(now=True)
         if replica.load_error is None:
             if replica.recovering:
                 fleet.preload(replica.name)

@@ -19,9 +19,18 @@ from enginebay.errors import ConfigError, EngineMissing, UnknownModel
 from enginebay.fleet.engine_selection.engine_resolver import decide_engine_for
 from enginebay.fleet.engine_selection.selection_rules import EngineDecision
 from enginebay.fleet.lifecycle.worker_logs import get_worker_log_path
+from enginebay.fleet.memory.gpu_needs import (
+    GpusKey,
+    build_device_variables,
+    check_gpus,
+    derive_gpu_settings,
+    find_pins_in_environment,
+)
+from enginebay.fleet.memory.memory_estimate import supports_cuda
 from enginebay.models.adapter_files import check_adapter
 from enginebay.models.model_sources import looks_like_source
 from enginebay.util.child_processes import interruptible
+from enginebay.util.hardware import read_host
 from enginebay.util.paths import runtime_dir
 from enginebay.worker.client_side.worker_process import WorkerLaunch
 
@@ -42,6 +51,7 @@ class LaunchPlan:
     version: str = ""  # of the installed engine
     devices: tuple[str, ...] = ("cpu",)  # supported by the installed library
     allow_special_tokens: bool = False  # in the messages of its chats
+    gpus: GpusKey = None  # the configured ones, if the engine uses GPUs
 
 
 @interruptible()
@@ -76,7 +86,14 @@ def make_launch_plan(
         check_adapter(spec, adapter, Path(adapter_path))
     overrides = check_settings(spec, settings or {})
     merged = {**config.settings_for(spec.kind, name), **overrides}
-    warnings = (*map(str, config.warnings_for(spec.kind, name, spec)), *list_ineffective_settings(spec, overrides))
+    devices = tuple(environment.probe.devices)
+    gpus, unused = _resolve_gpus(spec, configured, devices)
+    merged |= derive_gpu_settings(spec, merged, gpus)
+    warnings = (
+        *unused,
+        *map(str, config.warnings_for(spec.kind, name, spec)),
+        *list_ineffective_settings(spec, overrides),
+    )
     if strict and warnings:
         raise ConfigError(warnings[0], "remove the key, or run without --strict")
     path = _prepare_model_path(stored, spec, environment.python, say, convert=convert) if stored else Path()
@@ -101,12 +118,28 @@ def make_launch_plan(
         environment=environment.variables,
         env_prefixes=spec.env_prefixes,
         variables=select_model_variables(spec, merged, configured, os.environ),
+        devices=build_device_variables(read_host().gpus, gpus, gpus) if isinstance(gpus, tuple) else {},
     )
     source = stored.path if stored else None
     return LaunchPlan(
         name, spec, tuple(decision.reasons), warnings, source, launch, configured.tool_format,
-        environment.version, tuple(environment.probe.devices), configured.allow_special_tokens,
+        environment.version, devices, configured.allow_special_tokens, gpus,
     )  # fmt: skip
+
+
+def _resolve_gpus(
+    spec: EngineSpec, configured: ModelConfig, devices: tuple[str, ...]
+) -> tuple[GpusKey, tuple[str, ...]]:
+    """Return the GPUs that the configuration gives the model, and a warning if its engine uses none."""
+    if spec.remote or not supports_cuda(devices):
+        unused = f"models.{configured.name}.gpus: without effect: {spec.kind} uses no GPU here"
+        return None, () if configured.gpus is None else (unused,)
+    if configured.gpus is None and configured.env is None:
+        return None, ()
+    host = read_host()
+    gpus = find_pins_in_environment(configured.env, configured.gpus, host)
+    check_gpus(gpus, host)
+    return gpus, ()
 
 
 def _resolve_model_and_engine(

@@ -13,6 +13,7 @@ from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.switch_history import Switch
 from enginebay.fleet.routing.variants import Variant
+from enginebay.fleet.scheduling.device_placement import GpuNeed, Placement, parse_pool, remap_pools
 from enginebay.fleet.scheduling.planner import PoolBytes, ReplicaSnapshot, ReplicaState
 
 _ARRIVAL_S = 2.0  # a request sent to a worker arrives within this time or never
@@ -24,7 +25,7 @@ class Replica:
 
     variant: Variant
     observation_key: str  # key of its measurements
-    awake_bytes: PoolBytes
+    awake_bytes: PoolBytes  # "gpu0" is its first GPU, wherever it is placed
     asleep_bytes: PoolBytes | None  # None: it never sleeps
     sleep_level: int = 0  # 0: sleep frees nothing
     number: int = 1  # among the replicas of its variant
@@ -57,6 +58,8 @@ class Replica:
     last_switch: Switch | None = None
     reduced_plan: LaunchPlan | None = None  # replaces the variant's plan after an out-of-memory load
     updating: bool = False  # a rolling update owns it: no transitions
+    placement: Placement | None = None  # its GPUs, while it has a worker
+    placement_reason: str = ""
 
     @property
     def name(self) -> str:
@@ -109,15 +112,38 @@ class Replica:
         total_s = self.time_to_ready_s.get(self.previous_state or ReplicaState.COLD, 0.0)
         return max(0.0, total_s - (now - self.transition_since)) if self.state is ReplicaState.AWAKE else total_s
 
+    @property
+    def gpus(self) -> Placement:
+        """The host's GPUs that it computes on, while it is placed."""
+        need = self.variant.gpu_need
+        return () if need is None or self.placement is None else need.list_used(self.placement)
+
+    @property
+    def needed_bytes(self) -> PoolBytes:
+        """The memory it needs awake, by pool of the host while it is placed."""
+        return self.awake_bytes if self.placement is None else remap_pools(self.awake_bytes, self.placement)
+
+    def place(self, placement: Placement | None, reason: str) -> None:
+        self.placement, self.placement_reason = placement, reason if placement is not None else ""
+
     def take_snapshot(self) -> ReplicaSnapshot:
         now = time.monotonic()
+        need = self.variant.gpu_need
+        awake, asleep = _drop_gpus(self.awake_bytes), self.asleep_bytes
+        if need is not None and self.placement is not None:
+            awake |= need.to_pools(self.placement)
+            asleep = None if asleep is None else self._place_asleep_bytes(asleep, need)
+        elif asleep is not None:
+            asleep = _drop_gpus(asleep)
         return ReplicaSnapshot(
             name=self.name,
             state=self.state,
             in_transition=self.in_transition,
             previous_state=self.previous_state,
-            awake_bytes=self.awake_bytes,
-            asleep_bytes=self.asleep_bytes,
+            awake_bytes=awake,
+            asleep_bytes=asleep,
+            gpu_need=need,
+            placement=self.placement,
             pinned=self.is_pinned or self.updating,
             awake_slots=0 if self.remote or self.number > 1 else 1,  # `max_awake` counts models
             running=max(self.running, self._count_unarrived(now)),
@@ -132,6 +158,13 @@ class Replica:
             recovering=self.recovering,
         )
 
+    def _place_asleep_bytes(self, asleep: PoolBytes, need: GpuNeed) -> PoolBytes:
+        """Return what it holds asleep. Its GPUs are free for others then, unless sleep frees nothing."""
+        assert self.placement is not None
+        if not self.sleep_level:
+            return {**_drop_gpus(asleep), **need.to_pools(self.placement)}
+        return remap_pools(asleep, self.placement)
+
     def get_rejection(self) -> EnginebayError | None:
         """Return the error for requests until the next load attempt, or None."""
         if self.variant.error is not None:
@@ -143,7 +176,10 @@ class Replica:
             self.load_error.retry_after_s = left_s
         return self.load_error
 
-    def begin_transition(self, state: ReplicaState) -> None:
+    def begin_transition(self, state: ReplicaState, placement: Placement | None = None, reason: str = "") -> None:
+        """Begin a transition. A load has a placement, which a replica that only wakes already has."""
+        if self.placement is None:
+            self.place(placement, reason)
         self.previous_state, self.state, self.in_transition = self.state, state, True
         self.transition_since = time.monotonic()
 
@@ -186,3 +222,8 @@ class Replica:
         self.worker = None
         self.state, self.in_transition, self.draining = ReplicaState.COLD, False, False
         self.running = self.memory_bytes = 0
+        self.place(None, "")
+
+
+def _drop_gpus(pools: PoolBytes) -> dict[str, int]:
+    return {pool: amount for pool, amount in pools.items() if parse_pool(pool) is None}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import EnginebayError, LoadFailed
@@ -14,7 +15,7 @@ from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.replica_scaler import find_ready, group_replicas
 from enginebay.fleet.lifecycle.transitions import DrainTimeout, LoadedWorker, drain, smoke_test
 from enginebay.fleet.routing.variants import Variant
-from enginebay.fleet.scheduling.planner import PoolBytes, ReplicaState
+from enginebay.fleet.scheduling.planner import ReplicaSnapshot, ReplicaState
 
 _POLL_S = 0.05
 
@@ -24,12 +25,13 @@ class _Successor:
     replica: Replica
     variant: Variant
     loaded: LoadedWorker
+    placed: ReplicaSnapshot  # where it has room beside everything loaded
 
 
 class RollingUpdate:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._retiring: dict[asyncio.Task[None], PoolBytes] = {}  # memory that old workers still hold
+        self._retiring: dict[asyncio.Task[None], ReplicaSnapshot] = {}  # old workers, which still hold memory
 
     async def replace_variant(self, variant: Variant) -> None:
         """Replace one variant. On failure it raises and nothing changes."""
@@ -86,9 +88,9 @@ class RollingUpdate:
         await _wait_until_settled(replica)
         was_ready = replica.ready
         try:
-            if was_ready and self._fits_alongside(variant, []):
-                for successor in await self._start_successors([replica], {replica.variant.name: variant}, config):
-                    await self._hand_over(successor)
+            successors = await self._start_successors([replica], {replica.variant.name: variant}, config)
+            if successors:
+                await self._hand_over(successors[0])
                 return
             await self._fleet.sleep_or_unload(ReplicaState.COLD, replica, for_update=True)
             self._fleet.apply_variant(replica, variant)
@@ -103,7 +105,7 @@ class RollingUpdate:
     async def _hand_over(self, successor: _Successor) -> None:
         replica = successor.replica
         await _wait_until_settled(replica)
-        held, old = dict(replica.awake_bytes), replica.worker
+        held, old = self._fleet.memory_budget.snapshot_replica(replica), replica.worker
         self._fleet.replace_worker(replica, successor.loaded, successor.variant)
         self._retire_worker(old, held)
 
@@ -141,28 +143,28 @@ class RollingUpdate:
         try:
             for replica in replicas:
                 variant = desired[replica.variant.name]
-                if not replica.ready or not self._fits_alongside(variant, successors):
+                placed = self._find_room(variant, successors) if replica.ready else None
+                if placed is None:
                     continue
                 if variant.plan is None:
                     raise variant.error or EnginebayError(f"{replica.name} has no launch plan")
                 loaded = await self._fleet.transitions.start_worker(
-                    variant.plan, variant.sampling, config.load_timeout_s
+                    variant.plan, variant, placed.placement, config.load_timeout_s
                 )
-                successors.append(_Successor(replica, variant, loaded))
+                successors.append(_Successor(replica, variant, loaded, placed))
                 await smoke_test(loaded.worker, config.hang_s)
         except BaseException:
             await _kill_all(successors)
             raise
         return successors
 
-    def _fits_alongside(self, variant: Variant, others: list[_Successor]) -> bool:
-        """Return whether the variant fits next to everything loaded and the successors started so far."""
-        needed: dict[str, int] = {}
-        new = [self._fleet.memory_budget.create_replica(it) for it in (variant, *(other.variant for other in others))]
-        for held in (*(replica.awake_bytes for replica in new), *self._retiring.values()):
-            for pool, amount in held.items():
-                needed[pool] = needed.get(pool, 0) + amount
-        return self._fleet.has_memory_for(needed)
+    def _find_room(self, variant: Variant, others: list[_Successor]) -> ReplicaSnapshot | None:
+        """Return the variant where it fits next to everything loaded and the successors started so far."""
+        account = self._fleet.build_memory_account()
+        for loaded in (*(other.placed for other in others), *self._retiring.values()):
+            account.add_loaded(loaded)
+        fresh = self._fleet.memory_budget.create_replica(variant)
+        return account.find_room(replace(self._fleet.memory_budget.snapshot_replica(fresh), awake_slots=0))
 
     async def _restart_in_place(self, replicas: list[Replica], desired: dict[str, Variant]) -> None:
         """Unload the old worker first where two do not fit. Requests wait meanwhile; a failure rolls back."""
@@ -192,12 +194,12 @@ class RollingUpdate:
 
     def _retire(self, replica: Replica) -> None:
         """Take the worker from a replica, and stop it after its last request."""
-        worker, held = replica.worker, dict(replica.awake_bytes)
+        worker, held = replica.worker, self._fleet.memory_budget.snapshot_replica(replica)
         replica.detach_worker()
         self._fleet.request_plan()
         self._retire_worker(worker, held)
 
-    def _retire_worker(self, worker: ModelWorker | None, held: PoolBytes) -> None:
+    def _retire_worker(self, worker: ModelWorker | None, held: ReplicaSnapshot) -> None:
         """Drain and stop a worker in the background."""
         if worker is not None:
             task = asyncio.ensure_future(self._drain_and_close(worker))
@@ -227,12 +229,20 @@ def _needs_new_worker(current: Variant, desired: Variant) -> bool:
     if current.plan is None or desired.plan is None:
         return current.plan is not desired.plan or str(current.error) != str(desired.error)
     before, after = current.plan, desired.plan
+    if _list_gpu_choices(current) != _list_gpu_choices(desired):
+        return True
     return (before.launch, before.tool_format, before.allow_special_tokens, current.sampling) != (
         after.launch,
         after.tool_format,
         after.allow_special_tokens,
         desired.sampling,
     )
+
+
+def _list_gpu_choices(variant: Variant) -> tuple[Any, ...]:
+    """Return what a placement depends on."""
+    need = variant.gpu_need
+    return () if need is None else (need.count, need.only)
 
 
 async def _kill_all(successors: list[_Successor]) -> None:

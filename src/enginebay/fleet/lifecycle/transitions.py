@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from enginebay.contract import Facts
 from enginebay.errors import EnginebayError, EngineFailed, LoadFailed, OutOfMemory
@@ -14,8 +13,12 @@ from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.standby_pool import StandbyPool
+from enginebay.fleet.memory.gpu_needs import build_device_variables
 from enginebay.fleet.memory.oom_fallback import reduce_settings
+from enginebay.fleet.routing.variants import Variant
+from enginebay.fleet.scheduling.device_placement import Placement
 from enginebay.fleet.scheduling.planner import ReplicaState
+from enginebay.util.gpus.gpu_discovery import Gpu
 
 EmitEvent = Callable[..., None]  # (event, level=..., **fields)
 Phases = dict[str, float]
@@ -31,11 +34,15 @@ class LoadedWorker:
     loaded_from: str  # cold, standby or asleep
     phases: Phases
     accepted_requests: int = 0  # before this load, by the worker's own count
+    placement: Placement | None = None  # its GPUs, if it has any
 
 
 class TransitionExecutor:
-    def __init__(self, standby_pool: StandbyPool, load_timeout_s: float, emit_event: EmitEvent) -> None:
+    def __init__(
+        self, standby_pool: StandbyPool, load_timeout_s: float, emit_event: EmitEvent, gpus: Sequence[Gpu] = ()
+    ) -> None:
         self._standby_pool = standby_pool
+        self._gpus = gpus
         self.load_timeout_s = load_timeout_s
         self._emit_event = emit_event
 
@@ -65,23 +72,33 @@ class TransitionExecutor:
             assert replica.variant.error is not None
             raise replica.variant.error
         try:
-            return await self.start_worker(plan, replica.variant.sampling)
+            return await self.start_worker(plan, replica.variant, replica.placement)
         except OutOfMemory as error:
-            return await self.start_worker(self._reduce_plan(replica, plan, error), replica.variant.sampling)
+            reduced = self._reduce_plan(replica, plan, error)
+            return await self.start_worker(reduced, replica.variant, replica.placement)
 
     async def start_worker(
-        self, plan: LaunchPlan, sampling: Mapping[str, Any], timeout_s: float | None = None
+        self, plan: LaunchPlan, variant: Variant, placement: Placement | None, timeout_s: float | None = None
     ) -> LoadedWorker:
-        """Start a new worker, next to an existing one if there is one."""
+        """Start a new worker on these GPUs, next to an existing one if there is one."""
+        plan = self._assign_gpus(plan, variant, placement)
         loaded_from = "standby" if self._standby_pool.has_ready(plan.launch) else "cold"
         started = time.perf_counter()
         spare = await self._standby_pool.take(plan.launch)
         imported = time.perf_counter()
-        worker = await ModelWorker.start(plan, sampling, spare=spare, timeout_s=timeout_s or self.load_timeout_s)
+        timeout_s = timeout_s or self.load_timeout_s
+        worker = await ModelWorker.start(plan, variant.sampling, spare=spare, timeout_s=timeout_s)
         phases = split_load_phases(worker.facts, time.perf_counter() - imported)
         if spare is not None:
             phases["import"] = phases.get("import", 0.0) + imported - started
-        return LoadedWorker(worker, loaded_from, phases)
+        return LoadedWorker(worker, loaded_from, phases, placement=placement)
+
+    def _assign_gpus(self, plan: LaunchPlan, variant: Variant, placement: Placement | None) -> LaunchPlan:
+        if placement is None or variant.gpu_need is None:
+            return plan
+        used = variant.gpu_need.list_used(placement)
+        devices = build_device_variables(self._gpus, placement, used)
+        return replace(plan, launch=replace(plan.launch, devices=devices))
 
     def _reduce_plan(self, replica: Replica, plan: LaunchPlan, error: OutOfMemory) -> LaunchPlan:
         """Return the plan with smaller settings, or raise `error` if it was reduced before or must not be."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from enginebay.config.sections.fleet_section import FleetConfig
@@ -10,9 +10,12 @@ from enginebay.contract.memory_facts import RAM
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.transitions import LoadedWorker
 from enginebay.fleet.memory import memory_estimate
+from enginebay.fleet.memory.gpu_needs import cap_need, list_gpu_capacity
 from enginebay.fleet.memory.memory_observed import ObservedResources, TimedOperation, compute_observation_key
 from enginebay.fleet.routing.variants import Variant
+from enginebay.fleet.scheduling.device_placement import GpuLinks
 from enginebay.fleet.scheduling.planner import ReplicaSnapshot, ReplicaState
+from enginebay.util.gpus.gpu_discovery import Gpu
 from enginebay.util.hardware import HostFacts, read_memory
 
 _USABLE_FRACTION = 0.95
@@ -24,7 +27,9 @@ class MemoryBudget:
     def __init__(self, config: FleetConfig, host: HostFacts, observed: ObservedResources) -> None:
         self._config = config
         self._host = host
+        self._gpus: Sequence[Gpu] = host.gpus  # without those that are lost
         self._observed = observed
+        self.links = GpuLinks(frozenset(host.gpu_links))
         self.pool_bytes: dict[str, int] = {}
         self.refresh_pools(())
 
@@ -33,11 +38,18 @@ class MemoryBudget:
         total, available = read_memory()
         ours = sum(replica.memory_bytes for replica in replicas)
         ram = self._config.memory_bytes or min(int(total * _USABLE_FRACTION), available + ours)
-        gpus = {
-            f"gpu{gpu.index}": self._config.gpu_memory_bytes or int(gpu.memory_bytes * _USABLE_FRACTION)
-            for gpu in self._host.gpus
-        }
-        self.pool_bytes = {RAM: ram, **gpus}
+        self.pool_bytes = {RAM: ram, **list_gpu_capacity(self._gpus, total, self._config.gpu_memory_bytes)}
+
+    def set_gpus(self, present: Sequence[Gpu]) -> None:
+        """Place nothing on other GPUs than these."""
+        self._gpus = present
+        kept = list_gpu_capacity(present, self._host.memory_bytes, self._config.gpu_memory_bytes)
+        self.pool_bytes = {RAM: self.pool_bytes[RAM], **kept}
+
+    def name_used_gpus(self, replicas: Iterable[Replica]) -> str:
+        """Return the GPUs that these replicas compute on, as CUDA_VISIBLE_DEVICES names them."""
+        used = {gpu for replica in replicas for gpu in replica.gpus}
+        return ",".join(gpu.device for gpu in self._host.gpus if gpu.index in used)
 
     def create_replica(self, variant: Variant) -> Replica:
         """Create a cold replica with its memory and time estimates."""
@@ -78,7 +90,8 @@ class MemoryBudget:
         if self._config.memory_bytes is not None or replica.variant.settings.memory_bytes is not None:
             return snapshot
         capped = {pool: min(needed, self.pool_bytes.get(pool, needed)) for pool, needed in snapshot.awake_bytes.items()}
-        return replace(snapshot, awake_bytes=capped)
+        need = snapshot.gpu_need
+        return replace(snapshot, awake_bytes=capped, gpu_need=None if need is None else cap_need(need, self.pool_bytes))
 
     def record_load(self, replica: Replica, loaded: LoadedWorker) -> None:
         """Record the time and memory of a load, and update the sleep estimate."""

@@ -23,6 +23,7 @@ from enginebay.contract import EngineSpec, Load, MemoryEstimate, MemoryFacts, es
 from enginebay.contract.memory_facts import GIB, RAM
 from enginebay.environments.engine_probe import run_probe
 from enginebay.errors import EngineFailed, ModelInvalid
+from enginebay.fleet.memory.gpu_needs import GpusKey, select_gpu_sizes
 from enginebay.models.model_description import CONTEXT_KEYS, read_safetensors_header
 from enginebay.models.model_sources import list_split_files
 from enginebay.text.gguf.gguf_reader import is_gguf, read_gguf
@@ -90,12 +91,22 @@ def estimate_asleep_memory(
     return {RAM: awake.get(RAM, 0) + (weights_bytes if level == 1 else 0), **left}
 
 
+def supports_cuda(devices: Collection[str]) -> bool:
+    """Return whether an engine's library was built for GPUs, by the devices of its probe."""
+    return any(device.startswith("cuda") for device in devices)
+
+
 # Gathering: reads file headers, never weights.
 
 
-def gather_memory_facts(load: Load, host: HostFacts, devices: Collection[str] | None = None) -> MemoryFacts:
-    """Collect the facts of a load on this host. `devices`: those the installed library supports, from its probe."""
-    cuda = host.cuda and (devices is None or any(device.startswith("cuda") for device in devices))
+def gather_memory_facts(
+    load: Load, host: HostFacts, devices: Collection[str] | None = None, gpus: GpusKey = None
+) -> MemoryFacts:
+    """Collect the facts of a load on this host.
+
+    `devices`: those the installed library supports, from its probe. `gpus`: the model's key.
+    """
+    cuda = host.cuda and (devices is None or supports_cuda(devices))
     path = Path(load.path) if load.path not in ("", ".") else None
     config = {} if path is None else _read_model_config(path)
     extra_paths = [
@@ -115,7 +126,8 @@ def gather_memory_facts(load: Load, host: HostFacts, devices: Collection[str] | 
         context_length=_get_positive_int(config, *CONTEXT_KEYS) or None,
         stored_dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
         settings=load.settings,
-        gpus=tuple(gpu.memory_bytes for gpu in host.gpus) if cuda else (),
+        gpus=select_gpu_sizes(gpus, host) if cuda else (),
+        gpus_configured=gpus is not None and cuda,
         cuda=cuda,
         task=load.task,
         memory_bytes=host.memory_bytes,

@@ -177,7 +177,7 @@ class ReplicaRouter:
     def _remember(self, blocks: Sequence[int], replica: str) -> None:
         holders, single = self._holders, (replica,)
         before: tuple[str, ...] | None = None
-        after = single
+        after: tuple[str, ...] = single
         for block in blocks:
             known = holders.get(block)
             if known is None:

@@ -19,7 +19,9 @@ from enginebay.errors import (
     UsageError,
 )
 from enginebay.fleet.lifecycle.launch_plan import LaunchPlan, Say, make_launch_plan
+from enginebay.fleet.memory.gpu_needs import build_gpu_need, check_pinned, find_clashes, list_gpu_capacity
 from enginebay.fleet.memory.memory_estimate import estimate_memory, gather_memory_facts
+from enginebay.fleet.scheduling.device_placement import GpuNeed
 from enginebay.util.hardware import read_host
 
 
@@ -37,6 +39,7 @@ class Variant:
     idle_s: float | None = None
     sleep: str | int = "auto"
     memory: MemoryEstimate = field(default_factory=lambda: MemoryEstimate({}))
+    gpu_need: GpuNeed | None = None  # None: it uses no GPU
 
     @property
     def max_replicas(self) -> int:
@@ -83,7 +86,21 @@ def build_variants(
         for kind in config.fallback_for(first.model, first.kind):
             fallback = _build_variant(config, first.model, kind, None, strict, say, may_fail=True, as_fallback=True)
             variants.append(fallback)
+    _check_placements(variants, config, say)
     return variants
+
+
+def _check_placements(variants: Iterable[Variant], config: Config, say: Say) -> None:
+    """Raise `ConfigError` if the pinned models do not fit on the GPUs together. Report others that take turns."""
+    needs = {variant.name: variant.gpu_need for variant in variants if variant.gpu_need is not None}
+    if not needs:
+        return
+    host = read_host()
+    capacity = list_gpu_capacity(host.gpus, host.memory_bytes, config.fleet.gpu_memory_bytes)
+    pinned = {variant.name for variant in variants if variant.settings.pinned and variant.primary}
+    check_pinned({name: need for name, need in needs.items() if name in pinned}, capacity)
+    for line in find_clashes(needs, capacity):
+        say(f"warning: {line}")
 
 
 def build_routes(variants: Iterable[Variant]) -> tuple[ModelRoute, ...]:
@@ -121,8 +138,10 @@ def _build_variant(
     idle_s, sleep = config.idle_s_for(model), config.sleep_for(model)
     try:
         plan = make_launch_plan(name, engine=requested, config=config, settings=settings, strict=strict, say=say)
-        facts = gather_memory_facts(plan.launch.load, read_host(), plan.devices)
+        host = read_host()
+        facts = gather_memory_facts(plan.launch.load, host, plan.devices, plan.gpus)
         memory = estimate_memory(plan.spec, facts, plan.launch.python)
+        gpu_need = build_gpu_need(memory, plan.gpus, host)
     except EnginebayError as error:
         if not may_fail:
             if model in config.models:
@@ -132,7 +151,9 @@ def _build_variant(
         return Variant(variant_name, model, kind, None, _to_client_error(error), model_config, {}, idle_s, sleep)
     sampling = config.sampling_for(plan.spec.kind, plan.model)
     name = variant_name or plan.model
-    return Variant(name, plan.model, plan.spec.kind, plan, None, model_config, sampling, idle_s, sleep, memory)
+    return Variant(
+        name, plan.model, plan.spec.kind, plan, None, model_config, sampling, idle_s, sleep, memory, gpu_need
+    )
 
 
 def _to_client_error(error: EnginebayError) -> EnginebayError:

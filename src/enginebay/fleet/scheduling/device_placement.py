@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice, permutations
 from typing import TypeAlias
 
 WHOLE_GPU = 1000  # shares are counted in thousandths of a GPU
-_MAX_CANDIDATES = 2000  # placements to compare for one replica
-_MAX_SEARCH_STEPS = 5000  # of a joint placement: enough for 6 replicas on 4 GPUs
+_MAX_CANDIDATES = 500  # placements to compare for one replica, of each group of GPUs
+_MAX_SEARCH_STEPS = 2000  # of a joint placement: enough for 6 replicas on 4 GPUs
 
 PoolBytes: TypeAlias = Mapping[str, int]  # by pool: "ram", "gpu0", "gpu0.share", …
 Placement: TypeAlias = tuple[int, ...]  # indexes of the host's GPUs, by rank
@@ -24,7 +24,7 @@ Placement: TypeAlias = tuple[int, ...]  # indexes of the host's GPUs, by rank
 class GpuNeed:
     """What one replica takes of GPUs."""
 
-    bytes_by_rank: tuple[int, ...]  # one GPU each
+    bytes_by_rank: tuple[int, ...]  # one GPU each; 0: it sees this GPU and does not use it
     share: int = 1  # of each GPU; WHOLE_GPU: it has them to itself
     only: Placement = ()  # the configured GPUs; empty: any
 
@@ -34,8 +34,12 @@ class GpuNeed:
 
     def to_pools(self, placement: Placement) -> dict[str, int]:
         """Return what it takes of each pool of the host when it is placed there."""
-        pools = {name_pool(gpu): amount for gpu, amount in zip(placement, self.bytes_by_rank, strict=True)}
-        return pools | {name_share(gpu): self.share for gpu in placement}
+        used = [(gpu, amount) for gpu, amount in zip(placement, self.bytes_by_rank, strict=True) if amount]
+        return {name_pool(gpu): amount for gpu, amount in used} | {name_share(gpu): self.share for gpu, _ in used}
+
+    def list_used(self, placement: Placement) -> Placement:
+        """Return the GPUs of a placement that it computes on."""
+        return tuple(gpu for gpu, amount in zip(placement, self.bytes_by_rank, strict=True) if amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,14 @@ class GpuLinks:
         """Return how many pairs of these GPUs are not linked."""
         return sum(pair not in self.pairs for pair in combinations(sorted(placement), 2))
 
+    def list_groups(self, gpus: Sequence[int]) -> list[list[int]]:
+        """Return each GPU with those it is linked to, once per group, in the given order."""
+        groups = ([other for other in gpus if other == gpu or self._has(gpu, other)] for gpu in gpus)
+        return [list(group) for group in dict.fromkeys(map(tuple, groups))]
+
+    def _has(self, one: int, other: int) -> bool:
+        return (min(one, other), max(one, other)) in self.pairs
+
 
 def name_pool(gpu: int) -> str:
     return f"gpu{gpu}"
@@ -57,45 +69,106 @@ def name_share(gpu: int) -> str:
     return f"gpu{gpu}.share"
 
 
+def parse_pool(pool: str) -> int | None:
+    """Return the GPU of a memory pool; None for RAM, shares and slots."""
+    return int(pool[3:]) if pool.startswith("gpu") and pool[3:].isdigit() else None
+
+
 def list_gpus(capacity: PoolBytes) -> list[int]:
     """Return the indexes of the GPUs that have a memory pool."""
-    return sorted(int(pool[3:]) for pool in capacity if pool.startswith("gpu") and pool[3:].isdigit())
+    return sorted(gpu for gpu in map(parse_pool, capacity) if gpu is not None)
+
+
+def add_shares(memory: PoolBytes) -> dict[str, int]:
+    """Return the capacity of a host with one share per GPU."""
+    return {**memory, **{name_share(gpu): WHOLE_GPU for gpu in list_gpus(memory)}}
 
 
 def rank_placements(
-    need: GpuNeed, capacity: PoolBytes, held: PoolBytes, links: GpuLinks | None = None
+    need: GpuNeed,
+    capacity: PoolBytes,
+    held: PoolBytes,
+    links: GpuLinks | None = None,
+    costs: Mapping[int, float] | None = None,
 ) -> list[Placement]:
     """Return the placements that fit beside what is held, best first.
 
-    Linked GPUs come first, then those that are left with the least memory: large gaps stay for large models.
+    Linked GPUs come first, then those of the lowest `costs`, then those that are left with the least memory: large gaps
+    stay for large models.
     """
-    fitting = [
-        placement for placement in _iter_candidates(need, capacity) if _fits(need.to_pools(placement), capacity, held)
-    ]
-    links = links or GpuLinks()
     left = {gpu: capacity[name_pool(gpu)] - held.get(name_pool(gpu), 0) for gpu in list_gpus(capacity)}
-    return sorted(fitting, key=lambda it: (links.count_missing(it), sum(left[gpu] for gpu in it), it))
+    links, costs = links or GpuLinks(), costs or {}
+    tightest = sorted(left, key=lambda gpu: (costs.get(gpu, 0), left[gpu], gpu))
+    fitting = [
+        placement
+        for placement in _iter_candidates(need, tightest, capacity, held, links)
+        if _fits(need.to_pools(placement), capacity, held)
+    ]
+
+    def rank(placement: Placement) -> tuple[object, ...]:
+        cost = sum(costs.get(gpu, 0) for gpu in placement)
+        return links.count_missing(placement), cost, sum(left[gpu] for gpu in placement), placement
+
+    return sorted(fitting, key=rank)
+
+
+def _iter_candidates(
+    need: GpuNeed, gpus: Sequence[int], capacity: PoolBytes, held: PoolBytes, links: GpuLinks
+) -> Iterator[Placement]:
+    """Yield placements to compare: all of the linked groups, then any, within a limit each."""
+    if need.only:
+        if set(need.only) <= set(gpus):
+            yield need.only
+        return
+    least = GpuNeed((min(need.bytes_by_rank),), need.share)
+    able = [gpu for gpu in gpus if _fits(least.to_pools((gpu,)), capacity, held)]
+    alike = len(set(need.bytes_by_rank)) == 1
+    groups = [*links.list_groups(able), able] if need.count > 1 else [able]
+    seen: set[Placement] = set()
+    for group in groups:
+        chosen = combinations(group, need.count) if alike else permutations(group, need.count)
+        for gpus_by_rank in islice(chosen, _MAX_CANDIDATES):
+            placement = tuple(sorted(gpus_by_rank)) if alike else gpus_by_rank
+            if placement not in seen:
+                seen.add(placement)
+                yield placement
 
 
 def place_jointly(
     needs: Sequence[tuple[str, GpuNeed]], capacity: PoolBytes, held: PoolBytes, links: GpuLinks | None = None
 ) -> dict[str, Placement]:
-    """Place as many replicas as possible together, the first of the list before all others.
+    """Place as many replicas as possible together, those at the front of the list first.
 
     Searches all combinations, best placements first, within a bounded number of steps. One replica after the other
     would miss fits: 4 + 4 + 6 + 6 GiB on two GPUs of 10 GiB fit only as 4 + 6 each.
     """
-    search = _JointSearch(needs, capacity, links)
+    search = _JointSearch(_drop_hopeless(needs, capacity, held), capacity, links)
     search.descend(0, dict(held), {})
     return search.best
+
+
+def _drop_hopeless(
+    needs: Sequence[tuple[str, GpuNeed]], capacity: PoolBytes, held: PoolBytes
+) -> Sequence[tuple[str, GpuNeed]]:
+    """Return the first replicas, as many as the free memory of all GPUs could hold."""
+    pools = [name_pool(gpu) for gpu in list_gpus(capacity)]
+    free = sum(max(0, capacity[pool] - held.get(pool, 0)) for pool in pools)
+    for number, (_, need) in enumerate(needs):
+        free -= sum(need.bytes_by_rank)
+        if free < 0:
+            return needs[:number]
+    return needs
 
 
 class _JointSearch:
     def __init__(self, needs: Sequence[tuple[str, GpuNeed]], capacity: PoolBytes, links: GpuLinks | None) -> None:
         self._needs = needs
         self._capacity = capacity
+        self._gpus = list_gpus(capacity)
+        self._configured = {gpu for _, need in needs for gpu in need.only}
         self._links = links
         self._steps = 0
+        self._failed: set[tuple[object, ...]] = set()
         self.best: dict[str, Placement] = {}
 
     def descend(self, depth: int, held: dict[str, int], placed: dict[str, Placement]) -> bool:
@@ -104,6 +177,9 @@ class _JointSearch:
             self.best = dict(placed)
         if depth == len(self._needs):
             return True
+        state = (depth, *sorted(self._describe(gpu, held) for gpu in self._gpus))
+        if state in self._failed:
+            return False
         name, need = self._needs[depth]
         for placement in self._drop_equivalent(rank_placements(need, self._capacity, held, self._links), held):
             self._steps += 1
@@ -112,10 +188,11 @@ class _JointSearch:
             after = add_pools(held, need.to_pools(placement))
             if self.descend(depth + 1, after, {**placed, name: placement}):
                 return True
+        self._failed.add(state)
         return False
 
     def _drop_equivalent(self, placements: Sequence[Placement], held: PoolBytes) -> Iterator[Placement]:
-        """Yield one of all placements on GPUs in the same state: empty GPUs of one size, unless links differ."""
+        """Yield one of all placements on GPUs in the same state, such as empty ones of one size: the best linked."""
         seen: set[tuple[object, ...]] = set()
         for placement in placements:
             state = tuple(self._describe(gpu, held) for gpu in placement)
@@ -123,33 +200,24 @@ class _JointSearch:
                 seen.add(state)
                 yield placement
 
-    def _describe(self, gpu: int, held: PoolBytes) -> tuple[object, ...]:
+    def _describe(self, gpu: int, held: PoolBytes) -> tuple[int, ...]:
         pool, share = name_pool(gpu), name_share(gpu)
-        configured = any(gpu in need.only for _, need in self._needs)
-        linked = self._links is not None and any(gpu in pair for pair in self._links.pairs)
-        return self._capacity[pool], held.get(pool, 0), held.get(share, 0), gpu if configured or linked else -1
+        return (
+            self._capacity[pool],
+            held.get(pool, 0),
+            held.get(share, 0),
+            gpu if gpu in self._configured else -1,
+        )
 
 
 def add_pools(held: PoolBytes, extra: PoolBytes) -> dict[str, int]:
     return {**held, **{pool: held.get(pool, 0) + amount for pool, amount in extra.items()}}
 
 
-def remap_pools(pools: Mapping[str, int], placement: Placement) -> dict[str, int]:
+def remap_pools(pools: PoolBytes, placement: Placement) -> dict[str, int]:
     """Return an engine's estimate with its own GPUs replaced by those of the placement."""
     names = {name_pool(rank): name_pool(gpu) for rank, gpu in enumerate(placement)}
     return {names.get(pool, pool): amount for pool, amount in pools.items()}
-
-
-def _iter_candidates(need: GpuNeed, capacity: PoolBytes) -> Iterator[Placement]:
-    gpus = list_gpus(capacity)
-    if need.only:
-        if set(need.only) <= set(gpus):
-            yield need.only
-        return
-    for number, placement in enumerate(combinations(gpus, need.count)):
-        if number == _MAX_CANDIDATES:
-            return
-        yield placement
 
 
 def _fits(extra: PoolBytes, capacity: PoolBytes, held: PoolBytes) -> bool:

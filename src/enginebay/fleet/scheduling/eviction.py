@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from enginebay.fleet.scheduling.device_placement import PoolBytes
 from enginebay.fleet.scheduling.planner_state import (
     MemoryAccount,
-    PoolBytes,
     ReplicaSnapshot,
     ReplicaState,
     compute_extra_memory,

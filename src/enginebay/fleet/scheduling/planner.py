@@ -15,7 +15,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from enginebay.fleet.scheduling.device_placement import add_pools, place_jointly, rank_placements
+from enginebay.fleet.scheduling.device_placement import (
+    GpuLinks,
+    Placement,
+    PoolBytes,
+    add_pools,
+    place_jointly,
+    rank_placements,
+)
 from enginebay.fleet.scheduling.eviction import EvictionPlan, plan_eviction
 from enginebay.fleet.scheduling.planner_state import (
     CancelDrain,
@@ -23,7 +30,6 @@ from enginebay.fleet.scheduling.planner_state import (
     MemoryAccount,
     PlannerAction,
     PlannerLimits,
-    PoolBytes,
     Reject,
     ReplicaSnapshot,
     ReplicaState,
@@ -49,6 +55,8 @@ __all__ = [
 
 _MAX_SIMULATION_STEPS = 1000  # of a wait estimate
 _MAX_JOINT = 8  # replicas placed together
+_MAX_EVICTIONS = 128  # placements whose evictions are compared
+_EVICTION_COSTS = {"idle": 1, "busy": 10, "awaited": 100}  # which placements are compared first
 
 
 def plan_actions(
@@ -126,6 +134,8 @@ class _PlanBuilder:
                 held.add(name)
             elif self._now < replica.retry_at:
                 continue
+            elif self._must_move(replica):
+                self._transition(name, ReplicaState.COLD)
             elif memory_later is not None:
                 self._load_alongside(replica, memory_later)
             else:
@@ -154,41 +164,83 @@ class _PlanBuilder:
 
     def _load_alongside(self, replica: ReplicaSnapshot, memory_later: dict[str, int]) -> None:
         """Load a younger model if it fits now and also once the oldest one is awake."""
-        placed = [replica]
+        ranked: list[Placement] = []
         if replica.unplaced and replica.gpu_need is not None:
             ranked = rank_placements(replica.gpu_need, self._account.capacity, memory_later, self._limits.links)
-            placed = [replica.place(placement) for placement in ranked]
-        for candidate in placed:
+        for candidate in map(replica.place, ranked) if replica.unplaced else [replica]:
             extra = compute_extra_memory(candidate, ReplicaState.AWAKE)
             after = add_pools(memory_later, extra)
             fits_later = all(after[pool] <= self._account.capacity.get(pool, 0) for pool in extra)
             if fits_later and self._can_load_now(candidate):
-                self._load(candidate, "fits beside the model that loads next" if candidate.placement else "")
+                self._load(candidate, self._explain_placement(candidate, ranked) if ranked else "")
                 memory_later.update(after)
                 return
+
+    def _must_move(self, replica: ReplicaSnapshot) -> bool:
+        """Return whether a sleeping replica can never wake on its GPUs: pinned models hold them, or one is gone."""
+        asleep = replica.state is ReplicaState.ASLEEP and not replica.in_transition and replica.running == 0
+        return asleep and replica.placement is not None and not self._account.can_fit_in_place(replica)
 
     def _place(
         self, replica: ReplicaSnapshot, queue: Sequence[str], reserved: set[str]
     ) -> tuple[ReplicaSnapshot, EvictionPlan, str]:
         """Choose the GPUs of a replica that has none. Return it placed, what must leave for it, and the reason."""
+        awaited = set(queue)
         if not replica.unplaced or replica.gpu_need is None:
-            return replica, plan_eviction(self._now, self._account, replica, set(queue), reserved), ""
-        unplaced = [it for it in map(self._account.replicas.get, queue) if it is not None and it.unplaced]
-        needs = [(it.name, it.gpu_need) for it in (replica, *unplaced) if it.gpu_need is not None]
-        held, capacity, links = self._account.held, self._account.capacity, self._limits.links
-        together = place_jointly(list(dict(needs).items())[:_MAX_JOINT], capacity, held, links)
-        candidates = [together[replica.name]] if replica.name in together else rank_placements(
-            replica.gpu_need, capacity, {}, links
-        )
-        if not candidates:  # pinned models hold what it needs, or a GPU is gone
-            return replica, EvictionPlan({}, self._account.settled, executable=False, tier=0), ""
-        ranked = []
-        for number, placement in enumerate(candidates):
+            return replica, plan_eviction(self._now, self._account, replica, awaited, reserved), ""
+        fitting = rank_placements(replica.gpu_need, self._account.capacity, self._account.held, self._limits.links)
+        if fitting:
+            placement = self._place_with_others(replica, queue) or fitting[0]
             placed = replica.place(placement)
-            eviction = plan_eviction(self._now, self._account, placed, set(queue), reserved)
+            reason = self._explain_placement(placed, fitting)
+            return placed, plan_eviction(self._now, self._account, placed, awaited, reserved), reason
+        ranked = []
+        for number, placement in enumerate(self._list_evictable(replica, awaited)):
+            placed = replica.place(placement)
+            eviction = plan_eviction(self._now, self._account, placed, awaited, reserved)
             ranked.append((self._rank_eviction(eviction), number, placed, eviction))
+        if not ranked:  # pinned models hold what it needs, or a GPU is gone
+            return replica, EvictionPlan({}, self._account.settled, executable=False, tier=0), ""
         _, _, placed, eviction = min(ranked, key=lambda it: it[:2])
-        return placed, eviction, _explain_placement(placed, eviction)
+        return placed, eviction, ""
+
+    def _place_with_others(self, replica: ReplicaSnapshot, queue: Sequence[str]) -> Placement | None:
+        """Return a placement that leaves room for the other awaited replicas, as far as possible."""
+        others = [it for it in map(self._account.replicas.get, queue) if it is not None and it.unplaced]
+        needs = {it.name: it.gpu_need for it in (replica, *others) if it.gpu_need is not None}
+        account = self._account
+        if len(needs) < 2:
+            return None
+        first = list(needs.items())[:_MAX_JOINT]
+        return place_jointly(first, account.capacity, account.held, self._limits.links).get(replica.name)
+
+    def _list_evictable(self, replica: ReplicaSnapshot, awaited: set[str]) -> list[Placement]:
+        """Return the placements that evictions could free, those that seem cheapest first."""
+        assert replica.gpu_need is not None
+        costs: dict[int, float] = {}
+        for other in self._account.replicas.values():
+            if other.state is ReplicaState.COLD or other.in_transition or other.draining:
+                continue
+            kind = "awaited" if other.name in awaited else "busy" if other.running else "idle"
+            for gpu in other.placement or ():
+                costs[gpu] = costs.get(gpu, 0) + _EVICTION_COSTS[kind]
+        pinned = self._account.sum_pinned(replica.name)
+        ranked = rank_placements(replica.gpu_need, self._account.capacity, pinned, self._limits.links, costs)
+        return ranked[:_MAX_EVICTIONS]
+
+    def _explain_placement(self, placed: ReplicaSnapshot, fitting: Sequence[Placement]) -> str:
+        assert placed.gpu_need is not None and placed.placement is not None
+        neighbours = [
+            other.name
+            for other in self._account.replicas.values()
+            if other.name != placed.name and not set(placed.placement).isdisjoint(other.placement or ())
+        ]
+        beside = f", beside {', '.join(neighbours)}" if neighbours else ""
+        if placed.gpu_need.only:
+            return f"configured{beside}"
+        if placed.placement != fitting[0]:
+            return f"leaves room for models that wait{beside}"
+        return _explain_fit(placed.placement, len(fitting), self._limits.links) + beside
 
     def _rank_eviction(self, eviction: EvictionPlan) -> tuple[bool, int, int, int]:
         """Return a key for the cheapest eviction. One that has begun is cheaper than a new one."""
@@ -229,13 +281,13 @@ def _is_idle_expired(replica: ReplicaSnapshot, now: float) -> bool:
     return idle and replica.idle_s is not None and now - replica.idle_since >= replica.idle_s
 
 
-def _explain_placement(placed: ReplicaSnapshot, eviction: EvictionPlan) -> str:
-    assert placed.gpu_need is not None
-    if placed.gpu_need.only:
-        return "configured"
-    if eviction.targets:
-        return f"freed by {', '.join(eviction.targets)}"
-    return "the tightest fit" if placed.gpu_need.count == 1 else "the tightest fit of linked GPUs"
+def _explain_fit(placement: Placement, options: int, links: GpuLinks) -> str:
+    if len(placement) == 1:
+        return "the only GPU with room" if options == 1 else f"the fullest of {options} GPUs with room"
+    choices = "the only ones with room" if options == 1 else f"the fullest of {options} choices with room"
+    if not links.pairs:
+        return choices
+    return f"linked GPUs, {choices}" if not links.count_missing(placement) else f"GPUs not all linked, {choices}"
 
 
 def estimate_wait(

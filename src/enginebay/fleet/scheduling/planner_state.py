@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from enginebay.fleet.scheduling.device_placement import (
-    WHOLE_GPU,
     GpuLinks,
     GpuNeed,
     Placement,
     PoolBytes,
-    list_gpus,
-    name_share,
+    add_shares,
     rank_placements,
 )
 
@@ -68,9 +66,7 @@ class ReplicaSnapshot:
 
     def place(self, placement: Placement) -> ReplicaSnapshot:
         assert self.gpu_need is not None
-        return replace(
-            self, placement=placement, awake_bytes={**self.awake_bytes, **self.gpu_need.to_pools(placement)}
-        )
+        return replace(self, placement=placement, awake_bytes={**self.awake_bytes, **self.gpu_need.to_pools(placement)})
 
     def displace(self) -> ReplicaSnapshot:
         """Return it without a placement, as after it was unloaded."""
@@ -97,7 +93,7 @@ class WaitingRequest:
 class PlannerLimits:
     max_awake: int | None = None
     parallel_loads: int = 1
-    links: GpuLinks = GpuLinks()
+    links: GpuLinks = field(default_factory=GpuLinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +161,9 @@ class MemoryAccount:
     """The memory each replica holds, updated while a plan is built."""
 
     def __init__(self, memory: PoolBytes, replicas: Iterable[ReplicaSnapshot], limits: PlannerLimits) -> None:
-        shares = {name_share(gpu): WHOLE_GPU for gpu in list_gpus(memory)}
         slots = sys.maxsize if limits.max_awake is None else limits.max_awake
-        self.capacity = {**memory, **shares, _AWAKE_SLOTS: slots}
+        self.capacity = {**add_shares(memory), _AWAKE_SLOTS: slots}
+        self.links = limits.links
         self.replicas = {replica.name: replica for replica in replicas}
         self.held: dict[str, int] = {}
         self.settled: dict[str, int] = {}  # once all transitions have finished
@@ -185,21 +181,59 @@ class MemoryAccount:
         self.replicas[name] = after
         self._add(after, 1)
 
+    def add_loaded(self, replica: ReplicaSnapshot) -> None:
+        """Count a replica that is loaded beside another of its name."""
+        loaded = replace(replica, name=f"{replica.name}, loaded anew", state=ReplicaState.AWAKE)
+        self.replicas[loaded.name] = loaded
+        self._add(loaded, 1)
+
     def fits_now(self, extra: PoolBytes) -> bool:
         """Return whether `extra` fits. Pools over capacity matter only if they are in it."""
         return all(self.held.get(pool, 0) + amount <= self.capacity.get(pool, 0) for pool, amount in extra.items())
 
+    def find_room(self, replica: ReplicaSnapshot) -> ReplicaSnapshot | None:
+        """Return the replica placed where it fits now; None if it does not."""
+        for candidate in self._list_placed(replica, self.held):
+            if self.fits_now(compute_extra_memory(candidate, ReplicaState.AWAKE)):
+                return candidate
+        return None
+
     def can_ever_fit(self, replica: ReplicaSnapshot) -> bool:
-        """Return whether the replica fits if only pinned replicas stay."""
-        pinned = [other for other in self.replicas.values() if other.pinned and other.name != replica.name]
-        left = dict(self.capacity)
-        for other in pinned:
-            for pool, amount in get_memory_in_state(other, other.state).items():
-                left[pool] = left.get(pool, 0) - amount
-        if replica.unplaced and replica.gpu_need is not None and not rank_placements(replica.gpu_need, left, {}):
-            return False
-        awake = get_memory_in_state(replica, ReplicaState.AWAKE)
-        return all(awake[pool] <= left.get(pool, 0) for pool in compute_extra_memory(replica, ReplicaState.AWAKE))
+        """Return whether the replica fits if only pinned replicas stay. One that sleeps may reload on other GPUs."""
+        return self.can_fit_in_place(replica) or (
+            replica.state is ReplicaState.ASLEEP
+            and replica.placement is not None
+            and self.can_fit_in_place(replace(replica, state=ReplicaState.COLD).displace())
+        )
+
+    def can_fit_in_place(self, replica: ReplicaSnapshot) -> bool:
+        """Return whether the replica fits if only pinned replicas stay, on the GPUs it has if it has any."""
+        pinned = self.sum_pinned(replica.name)
+        for candidate in self._list_placed(replica, pinned):
+            awake = get_memory_in_state(candidate, ReplicaState.AWAKE)
+            extra = compute_extra_memory(candidate, ReplicaState.AWAKE)
+            if all(pinned.get(pool, 0) + awake[pool] <= self.capacity.get(pool, 0) for pool in extra):
+                return True
+        return False
+
+    def has_gpus_for(self, replica: ReplicaSnapshot) -> bool:
+        """Return whether GPUs could hold it if only pinned replicas stay."""
+        return bool(self._list_placed(replica, self.sum_pinned(replica.name)))
+
+    def sum_pinned(self, besides: str) -> dict[str, int]:
+        """Return the memory of all pinned replicas but one: no eviction frees it."""
+        held: dict[str, int] = {}
+        for other in self.replicas.values():
+            if other.pinned and other.name != besides:
+                for pool, amount in get_memory_in_state(other, other.state).items():
+                    held[pool] = held.get(pool, 0) + amount
+        return held
+
+    def _list_placed(self, replica: ReplicaSnapshot, held: PoolBytes) -> list[ReplicaSnapshot]:
+        """Return the replica on each placement that fits; itself if it needs none."""
+        if not replica.unplaced or replica.gpu_need is None:
+            return [replica]
+        return list(map(replica.place, rank_placements(replica.gpu_need, self.capacity, held, self.links)))
 
     def _add(self, replica: ReplicaSnapshot, sign: int) -> None:
         settled = get_memory_in_state(replica, replica.state)

@@ -9,6 +9,7 @@ from typing import Any
 
 from enginebay.meters.devices.proc_files import PROC
 from enginebay.meters.sample import Absent, Sample
+from enginebay.util.gpus.gpu_discovery import match_device
 from enginebay.util.nvml import NvmlMissing, close_nvml, open_nvml
 
 _CUDA_DEVICE_FILE = "/dev/nvidia-uvm"  # held open by every process that computes, not by mere queries of the driver
@@ -76,14 +77,18 @@ def open_engine_gpu_meter(
     open_driver: Callable[[], Any] = open_nvml,
     *,
     order: str | None = None,
+    placed: bool = False,
 ) -> EngineGpuMeter | Absent:
-    """Open a meter of these processes' GPUs, given their CUDA_VISIBLE_DEVICES and, as `order`, CUDA_DEVICE_ORDER."""
+    """Open a meter of these processes' GPUs, given their CUDA_VISIBLE_DEVICES and, as `order`, CUDA_DEVICE_ORDER.
+
+    `placed`: these are exactly the GPUs that they compute on.
+    """
     try:
         driver = open_driver()
     except NvmlMissing as error:
         return Absent("nvml", str(error))
     try:
-        meter = _open_used_gpus(driver, list_pids, visible_devices, order)
+        meter = _open_used_gpus(driver, list_pids, visible_devices, order, placed)
     except driver.NVMLError as error:
         meter = Absent("nvml", f"the NVIDIA driver does not list its GPUs: {error}")
     if isinstance(meter, Absent):
@@ -92,14 +97,18 @@ def open_engine_gpu_meter(
 
 
 def _open_used_gpus(
-    driver: Any, list_pids: Callable[[], Collection[int]], visible_devices: str | None, order: str | None
+    driver: Any,
+    list_pids: Callable[[], Collection[int]],
+    visible_devices: str | None,
+    order: str | None,
+    placed: bool,
 ) -> EngineGpuMeter | Absent:
     handles = _list_gpus(driver)
     indexes = parse_visible_devices(visible_devices, [driver.nvmlDeviceGetUUID(handle) for handle in handles])
     if isinstance(indexes, str):
         return Absent("nvml", indexes)
     used = _list_used_gpus(driver, handles, list_pids())
-    if not used and len(indexes) > 1:
+    if not used and len(indexes) > 1 and not placed:
         return Absent("nvml", _explain_unknown_gpus(len(indexes)))
     if not used and _are_indexes_ambiguous(driver, handles, visible_devices, order):
         return Absent("nvml", _AMBIGUOUS_INDEXES)
@@ -168,10 +177,10 @@ def parse_visible_devices(visible_devices: str | None, uuids: Sequence[str]) -> 
         for name in (entry.strip() for entry in visible_devices.split(",")):
             if name.startswith("MIG"):
                 return "a MIG slice has no energy counter of its own"
-            match = [n for n, uuid in enumerate(uuids) if name == str(n) or (name and uuid.startswith(name))]
-            if not match:
+            match = match_device(name, uuids)
+            if match is None:
                 break  # like CUDA, stop at the first unknown one
-            indexes.append(match[0])
+            indexes.append(match)
     return indexes or "CUDA_VISIBLE_DEVICES selects no GPU"
 
 

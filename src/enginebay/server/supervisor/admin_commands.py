@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -22,12 +21,12 @@ from enginebay.fleet.lifecycle.replica_scaler import find_ready, group_replicas
 from enginebay.fleet.lifecycle.rolling_update import RollingUpdate
 from enginebay.fleet.lifecycle.worker_logs import read_last_lines
 from enginebay.fleet.routing.variants import Variant
-from enginebay.fleet.scheduling.planner import ReplicaState
+from enginebay.fleet.scheduling.planner_state import MemoryAccount, PlannerLimits, ReplicaState
 from enginebay.fleet.scheduling.wait_estimate import state_label
 from enginebay.server.auth.api_keys import Keyring
 from enginebay.server.supervisor.desired_state import DesiredState
 from enginebay.server.supervisor.listen_socket import check_exposure
-from enginebay.server.telemetry.host_meters import HostMeters
+from enginebay.server.telemetry.host_meters import HostMeters, discover_server_meters
 from enginebay.worker.client_side.worker_client import WorkerClient
 
 # Server settings that a reload cannot change.
@@ -52,7 +51,10 @@ class AdminCommands:
         self._running_commands: set[asyncio.Future[Any]] = set()
         self._upgraded_environments: dict[str, Environment] = {}  # by engine; survives a reload
         self._applied = desired  # the last state applied
-        self._meters = HostMeters()
+        self._meters = HostMeters(lambda: discover_server_meters(self._name_used_gpus()))
+
+    def _name_used_gpus(self) -> str:
+        return self._fleet.memory_budget.name_used_gpus(list(self._fleet.replicas.values()))
 
     async def execute(self, command: str, arguments: dict[str, Any]) -> Any:
         commands: dict[str, Callable[..., Awaitable[Any]]] = {
@@ -102,7 +104,9 @@ class AdminCommands:
             "running": replica.running,
             "waiting": self._fleet.count_waiting(replica.name) if replica.number == 1 else 0,
             "memory_bytes": replica.memory_bytes or None,
-            "needs_bytes": dict(replica.awake_bytes),
+            "needs_bytes": dict(replica.needed_bytes),
+            "gpus": list(replica.gpus),
+            "placement": replica.placement_reason or None,
             "awake_s": round(now - replica.awake_since, 1) if awake else None,
             "idle_s": round(now - replica.idle_since, 1) if worker is not None and not replica.running else None,
             "adapters": list(plan.launch.load.loras) if plan is not None else [],
@@ -163,15 +167,13 @@ class AdminCommands:
 
     def _can_keep_asleep(self, leaving: Sequence[Replica], new: Replica, already: bool) -> bool:
         """Return whether these asleep and `new` awake fit in memory together."""
-        asleep: Counter[str] = Counter()
-        for replica in leaving:
-            if replica.asleep_bytes is None:
-                return False
-            asleep.update(replica.asleep_bytes)
-        return already or all(
-            asleep[pool] + needed <= self._fleet.memory_budget.pool_bytes.get(pool, 0)
-            for pool, needed in new.awake_bytes.items()
-        )
+        can_sleep = all(replica.asleep_bytes is not None for replica in leaving)
+        if already or not can_sleep:
+            return can_sleep
+        budget = self._fleet.memory_budget
+        asleep = [replace(budget.snapshot_replica(replica), state=ReplicaState.ASLEEP) for replica in leaving]
+        account = MemoryAccount(budget.pool_bytes, asleep, PlannerLimits())
+        return account.find_room(budget.snapshot_replica(new)) is not None
 
     async def _switches(self) -> dict[str, Any]:
         return self._fleet.switch_history.to_json()

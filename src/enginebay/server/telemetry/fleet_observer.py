@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from enginebay.errors import EnginebayError
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.replica_scaler import find_ready, group_replicas
 from enginebay.fleet.routing.model_client import ModelClient
+from enginebay.fleet.scheduling.device_placement import name_pool
 from enginebay.server.telemetry.server_log import ServerLog
 from enginebay.server.telemetry.server_metrics import CounterFamily, ServerMetrics
 from enginebay.worker.proto import worker_pb2 as pb
@@ -46,6 +48,8 @@ class FleetObserver:
 
     def update_gauges(self, replicas: Iterable[Replica]) -> None:
         """Update the gauges before a scrape."""
+        replicas = list(replicas)
+        self._update_placements(replicas)
         groups = list(group_replicas(replicas).values())
         ready = {_variant_labels(copies[0]): find_ready(copies) is not None for copies in groups}
         self._metrics.model_awake.keep_only(ready)
@@ -66,6 +70,16 @@ class FleetObserver:
             metrics.replica_imbalance.child(*labels).set(max(counts.values()) * len(counts) / total if total else 1.0)
             for name, count in counts.items():
                 metrics.replica_running.child(*labels, name).set(count)
+
+    def _update_placements(self, replicas: Iterable[Replica]) -> None:
+        reserved: Counter[tuple[str, ...]] = Counter()
+        for replica in replicas:
+            for gpu in replica.gpus:
+                if (needed := replica.needed_bytes.get(name_pool(gpu))) is not None:
+                    reserved[*_variant_labels(replica), str(gpu), replica.placement_reason] += needed
+        self._metrics.gpu_reserved.keep_only(reserved)
+        for labels, amount in reserved.items():
+            self._metrics.gpu_reserved.child(*labels).set(amount)
 
 
 def _variant_labels(replica: Replica) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from enginebay.meters.devices.proc_files import list_process_tree, read_boot_id
 from enginebay.meters.meter_discovery import find_meters, get_gpu_labels
 from enginebay.meters.sample import Absent, Meter
 from enginebay.util.daemon_executor import DaemonExecutor
+from enginebay.util.gpus.gpu_discovery import VISIBLE_DEVICES
 
 PROCESS_TREE = "server"  # this process and its descendants, including workers
 _READ_TIMEOUT_S = 30.0
@@ -26,10 +27,10 @@ _REDISCOVER_AFTER_S = 3.0  # after a pause this long, workers may use other GPUs
 DiscoveredMeters = tuple[list[Meter], list[Absent]]
 
 
-def discover_server_meters() -> DiscoveredMeters:
-    """Return this host's meters; of its GPUs, only those that our workers use."""
+def discover_server_meters(placed: str = "") -> DiscoveredMeters:
+    """Return this host's meters; of its GPUs, only those that our workers use. `placed`: where the fleet put them."""
     pids = list_process_tree(os.getpid())
-    visible, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
+    visible, order = placed or os.environ.get(VISIBLE_DEVICES), os.environ.get("CUDA_DEVICE_ORDER")
     return find_meters({PROCESS_TREE: os.getpid()}, find_gpus_of(pids, visible, order=order))
 
 

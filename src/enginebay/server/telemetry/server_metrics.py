@@ -263,6 +263,10 @@ class ServerMetrics:
         self.replica_imbalance = gauge(
             "enginebay_replica_imbalance_ratio", "Requests in the busiest replica, divided by the mean.", _MODEL, "max"
         )
+        self.gpu_reserved = gauge(
+            "enginebay_gpu_reserved_bytes", "GPU memory reserved for the model, on each GPU it was placed on and why.",
+            (*_MODEL, "gpu", "reason"), "max",
+        )  # fmt: skip
 
         self.process_memory = gauge("process_resident_memory_bytes", "Resident memory of the server's processes.")
         self.process_start = gauge("process_start_time_seconds", "Start time, in seconds since 1970.", merge="max")

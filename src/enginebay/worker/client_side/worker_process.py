@@ -47,6 +47,7 @@ class WorkerLaunch:
     environment: Mapping[str, str] | None = None  # of the engine's environment
     env_prefixes: tuple[str, ...] = ()  # of variables that pass to the worker beside the common ones
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # the model's own; may hold secrets
+    devices: Mapping[str, str] = field(default_factory=dict)  # variables that name its GPUs
 
 
 def build_argv(launch: WorkerLaunch, directory: Path) -> list[str]:
@@ -114,7 +115,8 @@ class WorkerProcess:
             reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
             reading = asyncio.create_task(self._read_reply(self._control, reply))
             try:
-                await asyncio.get_running_loop().sock_sendall(self._control, f"{launch.log}\n".encode())
+                order = json.dumps({"log": str(launch.log), "variables": dict(launch.devices)})
+                await asyncio.get_running_loop().sock_sendall(self._control, f"{order}\n".encode())
                 self._store_facts(await self._wait_for_reply(reply, timeout_s))
             finally:
                 reading.cancel()
@@ -327,7 +329,8 @@ def _kill_group(group: int) -> None:
 
 def _build_environment(launch: WorkerLaunch) -> dict[str, str]:
     """Return the worker's environment: an allow-list of ours, and what the engine and the model add."""
-    environment = select_worker_variables(launch.env_prefixes) | {**(launch.environment or {}), **launch.variables}
+    environment = select_worker_variables(launch.env_prefixes) | {**(launch.environment or {})}
+    environment |= {**launch.devices, **launch.variables}
     environment |= {"PYTHONUNBUFFERED": "1", nvml.FILE_VARIABLE: nvml.find_nvml_file()}
     if sys.flags.safe_path:
         environment["PYTHONSAFEPATH"] = "1"

@@ -67,13 +67,15 @@ def _wait_as_standby(engine: str, control: socket.socket) -> bool:
     """Import the engine's library and wait for a model. Return False if the parent disconnects."""
     import_s = _import_engine(engine)
     control.sendall(json.dumps({"import_s": import_s}).encode() + b"\n")
-    log = b""
-    while not log.endswith(b"\n"):
+    line = b""
+    while not line.endswith(b"\n"):
         chunk = control.recv(4096)
         if not chunk:
             return False
-        log += chunk
-    _redirect_output(log.decode().strip())
+        line += chunk
+    order = json.loads(line)
+    os.environ.update(order["variables"])  # in time: the import has not touched a device
+    _redirect_output(order["log"])
     return True
 
 

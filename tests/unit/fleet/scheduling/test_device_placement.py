@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -85,12 +85,12 @@ NEED = st.builds(
 
 
 def find_by_brute_force(needs: list[GpuNeed], host: dict[str, int], gpus: int) -> bool:
-    choices = [list(combinations(range(gpus), need.count)) for need in needs]
-    for placements in product(*choices):
-        held: dict[str, int] = {}
-        for need, placement in zip(needs, placements, strict=True):
-            held = add_pools(held, need.to_pools(placement))
-        if all(amount <= host[pool] for pool, amount in held.items()):
+    """Try every placement of every need, in order."""
+    if not needs:
+        return True
+    for placement in permutations(range(gpus), needs[0].count):
+        left = {pool: host[pool] - needs[0].to_pools(placement).get(pool, 0) for pool in host}
+        if min(left.values()) >= 0 and find_by_brute_force(needs[1:], left, gpus):
             return True
     return False
 

@@ -22,6 +22,7 @@ class LoadOptions:
     device: str | None = None
     device_map: Any = None
     max_memory: Mapping[int | str, Any] | None = None
+    gpu_memory_fraction: float | None = None  # of each GPU
     attention: str | None = None
     compile_mode: str | None = None
     cuda_graphs: bool = True  # if possible
@@ -58,6 +59,7 @@ def read_options(settings: Mapping[str, Any]) -> LoadOptions:
         device=get("device"),
         device_map=get("device_map"),
         max_memory=_parse_max_memory(get("max_memory")),
+        gpu_memory_fraction=get("gpu_memory_fraction"),
         attention=get("attn_implementation"),
         compile_mode=_parse_compile_mode(get("torch_compile")),
         cuda_graphs=get("cuda_graphs") not in ("off", False),

@@ -1,0 +1,1 @@
+"""The GPUs of this host, and how workers get them."""
