@@ -280,6 +280,7 @@ class _ConfigBuilder:
             blocks=MappingProxyType(blocks),
         )
         self.check_universal_settings(config)
+        self.check_replica_names(config)
         self.problems.items += find_engine_problems(config)
         return config
 
@@ -385,6 +386,15 @@ class _ConfigBuilder:
         in_file = entry.origin.source in ("file", "sweep")
         base = self.file.absolute().parent if self.file is not None and in_file else Path.cwd()
         return os.path.normpath(base / Path(path).expanduser())
+
+    def check_replica_names(self, config: Config) -> None:
+        """Check that no model has the name of another one's replica."""
+        for name, model in config.models.items():
+            first, _, number = name.rpartition("#")
+            other = config.models.get(first)
+            if other is not None and other.replicas is not None and number in map(str, other.replicas.list_numbers()):
+                message = f"{name} is also the name of a replica of {first}; rename it, or lower {first}'s replicas"
+                self.problems.add(model.entries.get("source", ConfigEntry(None)), message)
 
     def check_universal_settings(self, config: Config) -> None:
         """Check top-level settings against the engines that this config names."""

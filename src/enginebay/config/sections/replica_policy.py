@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from enginebay.config.entries.value_coercion import InvalidValue
+from enginebay.config.entries.config_entry import ConfigEntry
+from enginebay.config.entries.value_coercion import InvalidValue, get_unit, parse_unit
+from enginebay.contract import Setting
 
 MAX_REPLICAS = 256
 _IDLE_S = 300.0
+_SECONDS = get_unit("idle_s", Setting("float", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,10 @@ class ReplicaPolicy:
     maximum: int = 1
     target_running: int | None = None  # running requests per replica; None: what the engine runs at once
     idle_s: float | None = None  # before a replica is unloaded; None: a fixed number, see the model's `idle_s`
+
+    def list_numbers(self) -> range:
+        """Return the numbers of the replicas beyond the first."""
+        return range(2, self.maximum + 1)
 
     @property
     def is_fixed(self) -> bool:
@@ -51,9 +58,10 @@ def _read_number(name: str, value: Any, low: int, high: int) -> int:
 
 
 def _read_seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+    seconds = parse_unit(_SECONDS, ConfigEntry(value)).value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
         raise InvalidValue(f"idle_s: expected seconds, 0 or more, got {str(value)[:60]!r}")
-    return float(value)
+    return float(seconds)
 
 
 _FIELDS: dict[str, Callable[[Any], Any]] = {

@@ -204,6 +204,13 @@ class Replica:
             name = self.name if self.variant.max_replicas > 1 else ""
             self.worker.handle = replace(self.worker.handle, replica=name)
 
+    def name_log(self, plan: LaunchPlan) -> LaunchPlan:
+        """Return the plan with a log of its own for this replica."""
+        log = plan.launch.log
+        if self.number == 1 or log is None:
+            return plan
+        return replace(plan, launch=replace(plan.launch, log=log.with_name(f"{log.stem}#{self.number}{log.suffix}")))
+
     def reset_failures(self) -> None:
         self.crashes.clear()
         self.load_error, self.retry_at = None, 0.0

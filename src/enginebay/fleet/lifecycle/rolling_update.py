@@ -149,7 +149,7 @@ class RollingUpdate:
                 if variant.plan is None:
                     raise variant.error or EnginebayError(f"{replica.name} has no launch plan")
                 loaded = await self._fleet.transitions.start_worker(
-                    variant.plan, variant, placed.placement, config.load_timeout_s
+                    replica.name_log(variant.plan), variant, placed.placement, config.load_timeout_s
                 )
                 successors.append(_Successor(replica, variant, loaded, placed))
                 await smoke_test(loaded.worker, config.hang_s)

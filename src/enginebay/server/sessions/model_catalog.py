@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from enginebay.config.sections.server_section import ServerLimits
@@ -121,7 +122,7 @@ class VariantConnector:
             if session is not None and session.pool is not None:
                 if session.draining:  # a drain that was cancelled
                     self._accept_requests(session)
-                if self._processes > 1:  # else our own count is exact
+                if self._processes > 1:
                     session.pool.note_load(address, count)
         return self._sessions.keys() != running.keys()
 
@@ -144,7 +145,10 @@ class VariantConnector:
         self.facts = replica.facts
         if session.replica:
             session.reserved = session.address == self._reserved_address
-            self._pools.setdefault(identify_service(replica), ReplicaPool()).add(session)
+            pool = self._pools.setdefault(identify_service(replica), ReplicaPool())
+            pool.add(session)
+            if self._processes > 1:  # else our own count is exact
+                client.client.on_load = partial(pool.note_load, session.address)
         self._apply_engine_limits(limits.running)
         return session
 

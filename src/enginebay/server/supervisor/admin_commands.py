@@ -180,7 +180,8 @@ class AdminCommands:
 
     async def _logs(self, model: str, lines: int = 100) -> dict[str, Any]:
         replicas = [self._fleet.get_replica(model), *self._list_loaded(model)]
-        plan = next((item.variant.plan for item in replicas if item.variant.plan is not None), None)
+        plans = (item.name_log(item.variant.plan) for item in replicas if item.variant.plan is not None)
+        plan = next(plans, None)
         if plan is None:
             raise InvalidRequest(f"{model} has no log: it was never started", param="model")
         return {"lines": await asyncio.to_thread(read_last_lines, plan.launch.log, lines)}

@@ -98,6 +98,7 @@ def test_the_number_stays_in_bounds_and_falls_only_after_the_idle_time(
         ({"max": 4}, ReplicaPolicy(1, 4, None, 300.0)),
         ({"min": 0, "max": 8, "target_running": 64, "idle_s": 5}, ReplicaPolicy(0, 8, 64, 5.0)),
         ({"min": 3}, ReplicaPolicy(3, 3, None, 300.0)),
+        ({"max": 2, "idle_s": "5m"}, ReplicaPolicy(1, 2, None, 300.0)),
     ],
 )
 def test_replicas_are_parsed(value: object, expected: ReplicaPolicy) -> None:
