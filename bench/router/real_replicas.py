@@ -29,7 +29,9 @@ _REPLICAS = 2
 _CONVERSATIONS = 4  # at once
 _TURNS = 4
 _TOKENS = 16
-_SYSTEM = "You help the crew of ship number {number} with their work. " + "Answer briefly, name the deck, and be kind. " * 40
+_SYSTEM = (
+    "You help the crew of ship number {number} with their work. " + "Answer briefly, name the deck, and be kind. " * 40
+)
 _QUESTIONS = ("Where is the anchor?", "Who cooks tonight?", "Is the engine warm?", "When do we arrive?")
 _TIMEOUT_S = 300.0
 
@@ -71,7 +73,9 @@ class RealReplicas:
         url, headers = f"http://127.0.0.1:{self._port}", {"Authorization": f"Bearer {self._key}"}
         self._server.wait_ready(url, build_chat_body("talk", 4, False), headers, timeout_s=_TIMEOUT_S)
         deadline = time.monotonic() + _TIMEOUT_S
-        while len({self._ask([{"role": "user", "content": "hi"}], ConversationTally(), {}) for _ in range(4)}) < _REPLICAS:
+        while (
+            len({self._ask([{"role": "user", "content": "hi"}], ConversationTally(), {}) for _ in range(4)}) < _REPLICAS
+        ):
             if time.monotonic() > deadline:
                 raise SystemExit("the second replica did not load")
             time.sleep(0.5)

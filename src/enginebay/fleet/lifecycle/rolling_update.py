@@ -118,7 +118,9 @@ class RollingUpdate:
         while self._fleet.is_preloading(replica):
             await asyncio.sleep(_POLL_S)
         if not replica.ready:
-            raise replica.load_error or LoadFailed(f"{replica.name} did not load within {self._fleet.config.max_wait_s:g} s")
+            raise replica.load_error or LoadFailed(
+                f"{replica.name} did not load within {self._fleet.config.max_wait_s:g} s"
+            )
 
     async def _remove(self, copies: Iterable[Replica]) -> None:
         for replica in copies:

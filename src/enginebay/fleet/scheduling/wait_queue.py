@@ -94,6 +94,8 @@ class WaitQueue:
 
     def _pop_futures(self, name: str) -> list[asyncio.Future[ReplicaHandle]]:
         """Remove the entries of waiting clients. Return the futures that are still open."""
-        numbers = [number for number, (waiting, future) in self._waits.items() if waiting.model == name and future is not None]
+        numbers = [
+            number for number, (waiting, future) in self._waits.items() if waiting.model == name and future is not None
+        ]
         futures = [self._waits.pop(number)[1] for number in numbers]
         return [future for future in futures if future is not None and not future.done()]

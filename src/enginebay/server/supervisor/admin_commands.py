@@ -130,7 +130,9 @@ class AdminCommands:
         replica = next((candidate for candidate in loaded if candidate.asleep_bytes is not None), None)
         if replica is None:
             raise InvalidRequest(f"{loaded[0].variant.kind} cannot put {model} to sleep", "unload it", param="model")
-        sleepers = [copy for copy in self._fleet.list_copies(replica) if copy in loaded and copy.asleep_bytes is not None]
+        sleepers = [
+            copy for copy in self._fleet.list_copies(replica) if copy in loaded and copy.asleep_bytes is not None
+        ]
         await self._fleet.sleep_or_unload(ReplicaState.ASLEEP, *sleepers)
         return {**self._build_row(replica), "frees_memory": replica.sleep_level > 0}
 
@@ -313,7 +315,12 @@ class AdminCommands:
 
 def _is_shown(replica: Replica) -> bool:
     """Return whether `bay ps` shows it: a replica beyond the first only if it is loaded or fails."""
-    return replica.number == 1 or replica.state is not ReplicaState.COLD or replica.in_transition or bool(replica.last_failure)
+    return (
+        replica.number == 1
+        or replica.state is not ReplicaState.COLD
+        or replica.in_transition
+        or bool(replica.last_failure)
+    )
 
 
 def _get_loras(replica: Replica) -> dict[str, str]:

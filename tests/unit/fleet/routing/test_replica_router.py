@@ -122,7 +122,8 @@ def test_hashes_are_equal_in_every_process() -> None:
     """Python randomizes the hashes of text, not of numbers."""
     code = "from enginebay.fleet.routing.replica_router import hash_blocks; print(hash_blocks(tuple(range(600)), 'a'))"
     printed = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2)
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
     }
     assert printed == {f"{hash_blocks(tuple(range(600)), 'a')}\n"}
 

@@ -13,7 +13,9 @@ from enginebay.fleet.scheduling.replica_scaling import ScalingDecision, ScalingW
 AUTO = ReplicaPolicy(0, 4, target_running=10, idle_s=60.0)
 
 
-def decide(load: VariantLoad, policy: ReplicaPolicy = AUTO, now: float = 0.0, since: float | None = None) -> ScalingDecision:
+def decide(
+    load: VariantLoad, policy: ReplicaPolicy = AUTO, now: float = 0.0, since: float | None = None
+) -> ScalingDecision:
     return plan_scaling(now, policy, load, ScalingWindow(since))
 
 
