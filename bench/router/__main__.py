@@ -10,7 +10,8 @@
 3. The same on two llama.cpp replicas behind `bay serve`, against random routing by the same server.
 
 Targets: a decision under 20 µs; at least 1.25 times the cached tokens of random and of least-load routing, and at most
-0.8 times their mean time to first token, while the busiest replica has at most 1.5 times the mean load.
+0.8 times their mean time to first token, while the busiest replica is at most a tenth above the bound, 1.25 times the
+mean rounded up. It can be above it for a moment, when requests end elsewhere.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def judge_simulation(rounds: int) -> bool:
             ttft = [one.mean_ttft_s / other.mean_ttft_s for one, other in zip(ours, theirs, strict=True)]
             met &= check_at_least(1.25, f"{replicas} replicas: cached tokens over {peer}", cached)
             met &= check_at_most(0.8, f"{replicas} replicas: mean TTFT over {peer}", ttft)
-        spread = [one.mean_imbalance for one in ours]
-        met &= check_at_most(1.5, f"{replicas} replicas: busiest replica over the mean", spread)
+        spread = [one.mean_excess for one in ours]
+        met &= check_at_most(1.1, f"{replicas} replicas: busiest replica over the bound", spread)
     return met
 
 

@@ -7,12 +7,13 @@ requests at once. Its cache holds blocks of tokens and forgets those that were u
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from enginebay.fleet.routing.replica_router import ReplicaRouter
+from enginebay.fleet.routing.replica_router import MAX_LOAD_FACTOR, ReplicaRouter
 
 CACHE_BLOCK = 64  # tokens
 _PREFILL_TOKENS_PER_S = 8000.0
@@ -66,7 +67,8 @@ class SimulationResult:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     ttfts: list[float] = field(default_factory=list)
-    imbalances: list[float] = field(default_factory=list)  # the busiest replica over the mean, at each request
+    imbalances: list[float] = field(default_factory=list)  # the busiest replica over the mean, at every 16th request
+    excesses: list[float] = field(default_factory=list)  # the busiest over the bound
 
     @property
     def hit_rate(self) -> float:
@@ -83,6 +85,10 @@ class SimulationResult:
     @property
     def mean_imbalance(self) -> float:
         return sum(self.imbalances) / len(self.imbalances)
+
+    @property
+    def mean_excess(self) -> float:
+        return sum(self.excesses) / len(self.excesses)
 
 
 Policy = Callable[[ReplicaRouter, _Conversation, random.Random], str]
@@ -155,7 +161,9 @@ def _record(
     result.ttfts.append(ttft_s)
     loads = router.loads
     if loads.total >= len(loads) and len(result.ttfts) % 16 == 0:
-        result.imbalances.append(max(loads[name] for name in loads.replicas) * len(loads) / loads.total)
+        busiest = max(loads[name] for name in loads.replicas)
+        result.imbalances.append(busiest * len(loads) / loads.total)
+        result.excesses.append(busiest / math.ceil(MAX_LOAD_FACTOR * loads.total / len(loads)))
 
 
 def _draw_tokens(dice: random.Random, count: int) -> tuple[int, ...]:
