@@ -162,7 +162,7 @@ class GpuSettings:
 
     count: tuple[str, ...] = ()  # the first is set to the number of GPUs, unless one of them is set
     memory_fraction: str = ""  # the fraction of each GPU's memory that a load takes
-    default_fraction: float = 1.0  # of a whole GPU; half a GPU is half of it
+    default_fraction: float = 0.92  # of a whole GPU: the rest is for the driver; half a GPU is half of it
 
 
 @dataclass(frozen=True, slots=True)

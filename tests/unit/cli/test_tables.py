@@ -107,6 +107,9 @@ def _show_server(server: Stub, metrics_url: str) -> None:
     failed = model("a-model-with-a-rather-long-name-q4_k_m", pinned=True, last_failure="crash: signal 9")
     server.says(fleet(model(), failed, model("large", **COLD)))
     assert main(["ps"]) == 0
+    reason = "linked GPUs, the fullest of 6 choices with room, beside another-model-with-a-long-name"
+    server.says(fleet(model(gpus=[0, 1, 2, 3, 4, 5, 6, 7], placement=reason), model("large", **COLD)))
+    assert main(["ps"]) == main(["ps", "--verbose"]) == 0
     server.says({"switches": [model()["last_switch"]], "mean_s": {"cold": 61.75}, "missed": 1})
     assert main(["switches"]) == 0
     assert main(["top", "--url", metrics_url, "--once", "--interval", "0.1"]) == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from enginebay import contract
-from enginebay.contract import EngineSpec, Preset, Probe, Setting, parameters
+from enginebay.contract import EngineSpec, GpuSettings, Preset, Probe, Setting, parameters
 from enginebay.contract.spec_checks import find_spec_problems
 from enginebay.engines.registry import load_built_in_specs
 
@@ -57,11 +57,13 @@ def test_contradictions_in_a_spec_are_named() -> None:
             settings={"size": Setting("int", "", aliases=("width",)), "width": Setting("int", "")},
             presets=(Preset("odd", "another", "", "", {"nested": {"deep": 1}, "size": 2}),),
             trims=(),
+            gpu_settings=GpuSettings(count=("ranks",), memory_fraction="size"),
         )
     )
     assert problems == [
         "request declares nothing for top_k",
         "smaller names nonesuch, which is not a setting",
+        "gpu_settings names ranks, which is not a setting",
         f"odd is for the engine another, not {spec.kind}",
         "the preset odd sets nested.deep, which is not a setting",
         "the alias width is also a setting",

@@ -10,6 +10,7 @@ import pytest
 
 from enginebay.fleet.diagnostics import FindingState, check_host
 from enginebay.util import hardware
+from enginebay.util.gpus.gpu_discovery import GpuHost, read_gpus
 
 X86 = "processor : 0\nmodel name : Some Xeon\nflags : fpu avx avx2 avx512f avx512_bf16 amx_tile\n"
 ARM = "processor : 0\nFeatures : fp asimd asimddp i8mm\nCPU implementer : 0x41\nCPU part : 0xd49\n"
@@ -50,7 +51,7 @@ def test_without_a_limit_memory_is_the_hosts(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_hidden_gpus_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert hardware.read_gpus() == ((), "")
+    assert hardware.find_gpus() == GpuHost()
 
 
 class Driver:
@@ -69,6 +70,9 @@ class Driver:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
+    def nvmlDeviceGetUUID(self, gpu: int) -> str:
+        return f"GPU-{gpu}"
+
     def nvmlDeviceGetName(self, gpu: int) -> str:
         return "NVIDIA H200"
 
@@ -86,14 +90,15 @@ class Driver:
 def test_the_driver_lists_the_gpus(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     driver = Driver(fails)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(hardware, "open_nvml", lambda: driver)
+    monkeypatch.setattr(hardware, "read_gpus", lambda: read_gpus({}, lambda: driver))
     found = hardware.read_host()
     assert driver.closed == 1
     if fails:
         assert (found.device, found.gpus, found.driver) == ("cpu", (), "")
+        assert found.gpu_problems == ("the NVIDIA driver does not list its GPUs: GPU is lost",)
     else:
         assert (found.cuda, found.device, found.driver) == (True, "cuda", "570.86")
-        assert found.gpus[1] == hardware.Gpu(1, "NVIDIA H200", 143771 << 20)
+        assert found.gpus[1] == hardware.Gpu(1, "NVIDIA H200", 143771 << 20, "GPU-1")
 
 
 def test_this_host_has_plausible_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

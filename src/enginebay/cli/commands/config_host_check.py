@@ -14,9 +14,12 @@ from enginebay.engines import registry
 from enginebay.environments import find_environment
 from enginebay.errors import ConfigError, EnginebayError, ModelInvalid, UnknownModel
 from enginebay.fleet.engine_selection.engine_resolver import decide_engine_for
+from enginebay.fleet.memory.gpu_needs import check_gpus, check_pinned, describe_key, list_gpu_capacity
+from enginebay.fleet.scheduling.device_placement import GpuNeed
 from enginebay.models import KNOWN_MODELS, resolve_model
 from enginebay.models.adapter_files import check_adapter
 from enginebay.models.model_sources import FileSource, looks_like_source, parse_source
+from enginebay.util.hardware import read_host
 
 
 def find_missing_on_host(config: Config) -> list[ConfigWarning]:
@@ -24,6 +27,7 @@ def find_missing_on_host(config: Config) -> list[ConfigWarning]:
     warnings = [*_check_engine(config.engine_for(), config.engine_entry(), "engine"), *_check_keys_file(config)]
     for name in _list_models(config):
         warnings += _check_model(config, name)
+    warnings += _check_gpus(config)
     warnings += [_to_warning(error, entry, key_path) for error, entry, key_path in _check_adapters(config, ConfigError)]
     return list(dict.fromkeys(warnings))
 
@@ -85,6 +89,25 @@ def _check_adapters(
                     yield error, model.entries["loras"].value[adapter], f"models.{name}.loras.{adapter}"
                 except EnginebayError:
                     pass
+
+
+def _check_gpus(config: Config) -> Iterator[ConfigWarning]:
+    """Yield what this host's GPUs cannot give: more than there are, and pinned models that do not fit together."""
+    configured = {name: model for name, model in config.models.items() if model.gpus is not None}
+    if not configured:
+        return
+    host, pinned = read_host(), dict[str, GpuNeed]()
+    for name, model in configured.items():
+        try:
+            check_gpus(model.gpus, host)
+            if model.pinned and (need := describe_key(model.gpus)) is not None:
+                pinned[name] = need
+        except ConfigError as error:
+            yield _to_warning(error, model.entries.get("gpus"), f"models.{name}.gpus")
+    try:
+        check_pinned(pinned, list_gpu_capacity(host.gpus, host.memory_bytes, config.fleet.gpu_memory_bytes))
+    except ConfigError as error:
+        yield _to_warning(error, None, "models")
 
 
 def _check_model(config: Config, name: str) -> Iterator[ConfigWarning]:

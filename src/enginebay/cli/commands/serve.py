@@ -111,6 +111,7 @@ def _run_server(options: ServeOptions) -> None:
     stack_options.show_warnings([*keyring.warnings, *map(str, config.warnings)])
     sock = bind_socket(config.server, keyring)
     desired = _build_desired_state(options, config, keyring, progress.update)
+    stack_options.show_warnings(_find_gpu_clashes(desired))
     unused_preset = _find_unused_preset(options, desired)
     if unused_preset and options.strict:
         raise ConfigError(unused_preset[0], "use a preset of that engine, or none", param="preset")
@@ -152,6 +153,12 @@ def _find_unused_standbys(desired: DesiredState) -> list[str]:
     """Return a warning per standby engine that no model of this server uses."""
     used = {variant.kind for variant in desired.variants}
     return [f"fleet.standby: no model runs on {kind}" for kind in desired.config.fleet.standby if kind not in used]
+
+
+def _find_gpu_clashes(desired: DesiredState) -> list[str]:
+    from enginebay.fleet.routing.variants import find_gpu_clashes
+
+    return find_gpu_clashes(desired.variants, desired.config)
 
 
 def _find_unused_preset(options: ServeOptions, desired: DesiredState) -> list[str]:

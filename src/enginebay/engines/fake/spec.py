@@ -85,6 +85,8 @@ SPEC = EngineSpec(
     tasks=("generate", "embed"),
     memory="enginebay.engines.fake.memory:estimate_memory",
     gpu_settings=GpuSettings(
-        count=("tensor_parallel_size", "pipeline_parallel_size"), memory_fraction="gpu_memory_fraction"
+        count=("tensor_parallel_size", "pipeline_parallel_size"),
+        memory_fraction="gpu_memory_fraction",
+        default_fraction=0.92,
     ),
 )

@@ -74,5 +74,5 @@ SPEC = EngineSpec(
     preferences=PREFERENCES,
     memory="enginebay.engines.llamacpp.memory:estimate_memory",
     presets=PRESETS,
-    gpu_settings=GpuSettings(memory_fraction="gpu_memory_fraction"),
+    gpu_settings=GpuSettings(memory_fraction="gpu_memory_fraction", default_fraction=0.92),
 )

@@ -81,5 +81,5 @@ SPEC = EngineSpec(
     preferences=PREFERENCES,
     memory="enginebay.engines.transformers.memory:estimate_memory",
     presets=PRESETS,
-    gpu_settings=GpuSettings(memory_fraction="gpu_memory_fraction"),
+    gpu_settings=GpuSettings(memory_fraction="gpu_memory_fraction", default_fraction=0.92),
 )

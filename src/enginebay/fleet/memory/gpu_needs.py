@@ -154,6 +154,14 @@ def cap_need(need: GpuNeed, capacity: Mapping[str, int]) -> GpuNeed:
     return GpuNeed(capped, need.share, need.only)
 
 
+def describe_key(gpus: GpusKey) -> GpuNeed | None:
+    """Return what the key alone says: shares of GPUs, and hardly any memory."""
+    count = count_gpus(gpus)
+    if count is None:
+        return None
+    return GpuNeed((1,) * count, _get_share(gpus, whole_gpus=False), gpus if isinstance(gpus, tuple) else ())
+
+
 def check_pinned(pinned: NamedNeeds, capacity: Mapping[str, int]) -> None:
     """Raise `ConfigError` if models that are never evicted do not fit on the GPUs together."""
     needs = [(name, cap_need(need, capacity)) for name, need in pinned.items()]

@@ -86,21 +86,25 @@ def build_variants(
         for kind in config.fallback_for(first.model, first.kind):
             fallback = _build_variant(config, first.model, kind, None, strict, say, may_fail=True, as_fallback=True)
             variants.append(fallback)
-    _check_placements(variants, config, say)
+    pinned = [variant for variant in variants if variant.settings.pinned and variant.primary]
+    if needs := _list_gpu_needs(pinned):
+        check_pinned(needs, _list_gpu_capacity(config))
     return variants
 
 
-def _check_placements(variants: Iterable[Variant], config: Config, say: Say) -> None:
-    """Raise `ConfigError` if the pinned models do not fit on the GPUs together. Report others that take turns."""
-    needs = {variant.name: variant.gpu_need for variant in variants if variant.gpu_need is not None}
-    if not needs:
-        return
+def find_gpu_clashes(variants: Iterable[Variant], config: Config) -> list[str]:
+    """Return a line for every two models whose configured GPUs cannot hold both."""
+    needs = _list_gpu_needs(variants)
+    return find_clashes(needs, _list_gpu_capacity(config)) if needs else []
+
+
+def _list_gpu_needs(variants: Iterable[Variant]) -> dict[str, GpuNeed]:
+    return {variant.name: variant.gpu_need for variant in variants if variant.gpu_need is not None}
+
+
+def _list_gpu_capacity(config: Config) -> dict[str, int]:
     host = read_host()
-    capacity = list_gpu_capacity(host.gpus, host.memory_bytes, config.fleet.gpu_memory_bytes)
-    pinned = {variant.name for variant in variants if variant.settings.pinned and variant.primary}
-    check_pinned({name: need for name, need in needs.items() if name in pinned}, capacity)
-    for line in find_clashes(needs, capacity):
-        say(f"warning: {line}")
+    return list_gpu_capacity(host.gpus, host.memory_bytes, config.fleet.gpu_memory_bytes)
 
 
 def build_routes(variants: Iterable[Variant]) -> tuple[ModelRoute, ...]:

@@ -24,6 +24,7 @@ from enginebay.cli.output.top_tables import (
     TopRow,
     build_rows,
     build_summary,
+    build_top_table,
     format_cells,
     format_headline,
     to_json,
@@ -140,6 +141,18 @@ def test_cells_are_short_and_never_pretend() -> None:
         "m", "e", "2", "1", "2.5", "40.0", "12,345", "12.3 ms", "300 ms", "1.2 s", "off scale", "26%", "2.5 GiB", "7",
     ]  # fmt: skip
     assert len(format_cells(full)) == len(TOP_COLUMNS)
+
+
+def test_gpus_have_a_column_where_there_are_any() -> None:
+    metrics = ServerMetrics()
+    work(metrics)
+    assert build_top_table(build_rows({}, scraped(metrics), 1.0))[0] == list(TOP_COLUMNS)
+    for gpu in ("3", "2"):
+        metrics.gpu_reserved.child(*OWN, gpu, "linked GPUs").set(1)
+    rows = build_rows({}, scraped(metrics), 1.0)
+    assert (only(rows).gpus, only(rows).placement) == ((2, 3), "linked GPUs")
+    columns, cells = build_top_table(rows)
+    assert columns[2] == "gpu" and cells[0][2] == "2,3" and len(cells[0]) == len(columns)
 
 
 def test_a_models_name_moves_no_cursor() -> None:

@@ -9,6 +9,7 @@ from enginebay.cli.output.fleet_tables import (
     PS_COLUMNS,
     build_ps_notes,
     build_ps_rows,
+    build_ps_table,
     build_switch_table,
     describe_model,
     summarize_switches,
@@ -45,6 +46,18 @@ def test_a_row_has_everything() -> None:
     assert awake == ["small", "vllm 1.2", "awake, pinned", "2", "1", "1.0 GiB", "2 min", "61.8 s (load 61.5 s)", "77"]
     assert cold == ["large", "vllm", "cold", "0", "0", "-", "-", "-", "-"]
     assert len(awake) == len(PS_COLUMNS)
+
+
+def test_gpus_and_reasons_have_columns_on_a_host_with_gpus() -> None:
+    placed = model(gpus=[0, 1], placement="linked GPUs, the fullest of 6 choices with room")
+    columns, rows = build_ps_table(fleet(placed, model("large", **COLD, gpus=[], placement=None)))
+    place = columns.index("gpu")
+    assert columns[place - 1] == "memory" and [row[place] for row in rows] == ["0,1", "-"]
+    columns, rows = build_ps_table(fleet(placed, model("of-an-older-server")), verbose=True)
+    assert to_columns(columns)[-1].detail
+    assert [row[-1] for row in rows] == ["linked GPUs, the fullest of 6 choices with room", "-"]
+    columns, rows = build_ps_table(fleet(model(), memory_bytes={"ram": GIB}), verbose=True)
+    assert tuple(columns) == PS_COLUMNS and len(rows[0]) == len(columns)
 
 
 def test_memory_of_each_pool() -> None:

@@ -72,6 +72,14 @@ def test_of_several_gpus_the_one_that_computes_for_us() -> None:
     assert library.shut == 1
 
 
+def test_a_placed_engine_is_metered_on_all_its_gpus() -> None:
+    """Even if the driver does not report processes, as in a container."""
+    assert isinstance(opened(Library(), "GPU-bbbb,GPU-aaaa"), Absent)
+    meter = open_engine_gpu_meter(lambda: {OWN}, "GPU-bbbb,GPU-aaaa", Library, placed=True)
+    assert isinstance(meter, EngineGpuMeter)
+    assert [sample.device for sample in meter.read()] == ["gpu:1", "gpu:0"]
+
+
 @pytest.mark.parametrize(
     ("running", "environment", "places"),
     [

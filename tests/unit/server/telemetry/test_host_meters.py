@@ -110,6 +110,22 @@ async def test_only_the_gpus_of_this_server_are_read(monkeypatch: pytest.MonkeyP
     assert {"meter": "nvml", "reason": "nobody knows which"} in found["absent"] and found["names"] == {}
 
 
+def test_the_fleets_placement_tells_which_gpus_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver may not report processes, as in a container."""
+    asked: list[str | None] = []
+
+    def find(pids: Any, visible: str | None, order: str | None) -> Absent:
+        asked.append(visible)
+        return Absent("nvml", "asked")
+
+    monkeypatch.setattr(host_meters, "find_gpus_of", find)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    for placed in ("GPU-b", ""):
+        for meter in discover_server_meters(placed)[0]:
+            meter.close()
+    assert asked == ["GPU-b", "2,3"]
+
+
 async def test_meters_that_were_never_opened_can_be_closed() -> None:
     opened: list[int] = []
     await make_host_meters(CountingMeter(), opened).close()

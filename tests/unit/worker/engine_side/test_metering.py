@@ -339,7 +339,7 @@ def test_the_engines_own_meter_comes_first() -> None:
 def test_without_a_gpu_the_cpu_is_metered(meter: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_meter, "open_rapl", lambda: (meter, []))
     monkeypatch.setattr(
-        engine_meter, "open_engine_gpu_meter", lambda list_pids, visible_devices, order: Absent("nvml", "asked")
+        engine_meter, "open_engine_gpu_meter", lambda list_pids, visible_devices, order, placed: Absent("nvml", "asked")
     )
     monkeypatch.setattr(engine_meter, "uses_cuda", lambda pids: False)
     assert open_engine_meter(Engine()) is meter  # type: ignore[arg-type]

@@ -106,6 +106,8 @@ class FleetModelObject(Struct, kw_only=True):
     needs_bytes: Annotated[
         dict[str, NonNegative], about("Memory reserved for it when awake, for ram and for each GPU.")
     ]
+    gpus: Annotated[list[NonNegative], about("The GPUs it is placed on, by rank; empty without a worker or a GPU.")]
+    placement: Annotated[str | None, about("Why it is on these GPUs.")]
     awake_s: Annotated[float | None, about("Seconds since it woke.")]
     idle_s: Annotated[float | None, about("Seconds since its last request.")]
     adapters: list[str]
