@@ -35,6 +35,7 @@ from enginebay.server.telemetry.fleet_observer import FleetObserver, observe_wor
 from enginebay.server.telemetry.server_metrics import (
     ServerMetrics,
     Snapshot,
+    add_hit_ratio,
     keep_counters,
     merge_snapshots,
     sum_family,
@@ -210,7 +211,7 @@ class Supervisor:
     async def _serve_in_process(self) -> None:
         async def scrape(instance: ServerInstance) -> bytes:
             await self._observe_fleet()
-            return prometheus_text.render_metrics(instance.snapshot())
+            return prometheus_text.render_metrics(add_hit_ratio(instance.snapshot()))
 
         instance = ServerInstance(
             self._sock, self._build_setup(), self, LocalRateLimits(), scrape, self._metrics, self._log
@@ -315,7 +316,7 @@ class Supervisor:
             await self._observe_fleet()
             children = list(self._children)
             await asyncio.gather(*(child.snapshot() for child in children), return_exceptions=True)
-            return prometheus_text.render_metrics(self._merge_metrics(children))
+            return prometheus_text.render_metrics(add_hit_ratio(self._merge_metrics(children)))
 
         return {
             "take": take, "charge": charge, "scrape": scrape, "acquire": self.acquire, "estimate_wait": self.estimate_wait,

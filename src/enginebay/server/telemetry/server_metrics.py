@@ -300,6 +300,16 @@ def merge_snapshots(snapshots: Iterable[Snapshot]) -> Snapshot:
     return merged
 
 
+def add_hit_ratio(snapshot: Snapshot) -> Snapshot:
+    """Add the share of all prompt tokens that the KV cache served, by model and engine."""
+    cached = {tuple(labels): value for labels, value in snapshot["enginebay_cached_tokens_total"]["children"]}
+    prompts = snapshot["enginebay_prompt_tokens_total"]["children"]
+    ratios = [[labels, cached.get(tuple(labels), 0) / total] for labels, total in prompts if total]
+    name, help_ = "enginebay_cache_hit_ratio", "Fraction of the prompt tokens that the KV cache served."
+    family = {"kind": "gauge", "help": help_, "labels": list(_MODEL), "merge": "max", "children": ratios}
+    return {**snapshot, name: family}
+
+
 def keep_counters(snapshot: Snapshot) -> Snapshot:
     """Return what stays of a process that died: its counters and histograms. Values that a worker reports go."""
     return {name: family for name, family in snapshot.items() if family["kind"] != "gauge" and family["merge"] == "add"}

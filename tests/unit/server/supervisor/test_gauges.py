@@ -30,7 +30,7 @@ from tests.unit.server.requests.test_retry_policy import make_request_context
 
 def replica(model: str, kind: str, ready: bool) -> Any:
     variant = SimpleNamespace(name=f"{model}@{kind}", model=model, kind=kind, max_replicas=1)
-    return SimpleNamespace(variant=variant, ready=ready, running=0, number=1)
+    return SimpleNamespace(variant=variant, ready=ready, running=0, number=1, gpus=())
 
 
 def setup(*models: str, kind: str = "fake") -> ServerSetup:

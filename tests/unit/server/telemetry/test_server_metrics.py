@@ -16,6 +16,7 @@ from enginebay.server.telemetry.server_metrics import (
     CounterFamily,
     HistogramFamily,
     ServerMetrics,
+    add_hit_ratio,
     merge_snapshots,
 )
 
@@ -51,6 +52,16 @@ def test_every_family_has_help_and_type() -> None:
         text = render_metrics({name: family}).decode()
         assert f"# TYPE {name} {family['kind']}\n" in text
         assert f"# HELP {name} {family['help']}\n" in text and family["help"]
+
+
+def test_the_hit_ratio_is_that_of_all_processes() -> None:
+    one, other = ServerMetrics(), ServerMetrics()
+    for metrics, prompt, cached in ((one, 100, 90), (other, 300, 10)):
+        metrics.prompt_tokens.child("m", "fake").inc(prompt)
+        metrics.cached_tokens.child("m", "fake").inc(cached)
+    merged = add_hit_ratio(merge_snapshots([one.snapshot(), other.snapshot()]))
+    assert 'enginebay_cache_hit_ratio{model="m",engine="fake"} 0.25' in render_metrics(merged).decode()
+    assert add_hit_ratio(ServerMetrics().snapshot())["enginebay_cache_hit_ratio"]["children"] == []
 
 
 def test_prometheus_reads_what_was_counted() -> None:
