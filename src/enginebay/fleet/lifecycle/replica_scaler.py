@@ -75,10 +75,12 @@ class ReplicaScaler:
         self._windows[name] = decision.window
         if decision.target > load.awake and not load.loading:  # one after the other: each takes memory
             self._load_another(name, copies, decision.reason)
-        elif decision.target < load.awake and not (decision.target == 0 and copies[0].is_pinned):
-            self._unload_some(copies, load.awake - decision.target, decision.reason)
+        kept = max(decision.target, 1) if copies[0].is_pinned else decision.target
+        if kept < load.awake:
+            self._unload_some(copies, load.awake - kept, decision.reason)
 
     def _measure_load(self, name: str, copies: Sequence[Replica]) -> VariantLoad:
+        now = time.monotonic()
         awake = [copy for copy in copies if copy.state is ReplicaState.AWAKE]
         queued = [copy for copy in copies if copy not in awake and self._fleet.is_preloading(copy)]
         queued_requests, since = self._waiting.get(name, (0, 0.0))
@@ -88,7 +90,8 @@ class ReplicaScaler:
             loading=sum(copy.in_transition for copy in awake) + len(queued),
             running=sum(copy.running for copy in awake),
             waiting=queued_requests + self._fleet.count_waiting(name),
-            waiting_s=time.monotonic() - since if queued_requests else 0.0,
+            waiting_s=now - since if queued_requests else 0.0,
+            quiet_s=now - max((copy.idle_since for copy in awake), default=0.0),
             max_batch=facts.max_batch if facts is not None else 0,
             idle_s=copies[0].variant.idle_s,
         )

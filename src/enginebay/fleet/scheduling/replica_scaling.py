@@ -25,6 +25,7 @@ class VariantLoad:
     running: int = 0
     waiting: int = 0
     waiting_s: float = 0.0  # how long some have been waiting without a break
+    quiet_s: float = math.inf  # since the last request ended; counts what the number of running ones missed
     max_batch: int = 0  # requests that one replica's engine runs at once; 0: unknown
     idle_s: float | None = None  # of a fixed number: the idle time after which the model is unloaded; None: never
 
@@ -60,9 +61,11 @@ def plan_scaling(now: float, policy: ReplicaPolicy, load: VariantLoad, window: S
         return ScalingDecision(load.awake, "", ScalingWindow(now, least))
     peak = max(window.peak, least)
     idle_s = load.idle_s if policy.is_fixed else policy.idle_s
-    if idle_s is None or now - window.since < idle_s or peak >= load.awake:
+    used = max(1, policy.minimum) if idle_s is not None and load.quiet_s < idle_s else 0
+    target = max(peak, used)
+    if idle_s is None or now - window.since < idle_s or target >= load.awake:
         return ScalingDecision(load.awake, "", ScalingWindow(window.since, peak))
-    return ScalingDecision(peak, _explain_idle(peak, idle_s), ScalingWindow(now, least))
+    return ScalingDecision(target, _explain_idle(target, idle_s), ScalingWindow(now, least))
 
 
 def _compute_need(policy: ReplicaPolicy, load: VariantLoad) -> tuple[int, str]:

@@ -40,7 +40,8 @@ def choose_replica(
     request_context.session = chosen
     if writer is not None:
         writer.session = chosen
-    request_context.add_header_or_comment("x-enginebay-replica", chosen.replica)
+    if request_context.can_still_retry:  # else the headers are sent
+        request_context.add_header_or_comment("x-enginebay-replica", chosen.replica)
     count = max(1, len(requests))
     pool.begin(chosen, count)
 

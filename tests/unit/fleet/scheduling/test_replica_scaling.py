@@ -56,6 +56,12 @@ def test_it_shrinks_to_zero_only_where_the_minimum_is() -> None:
     assert decide(VariantLoad(2, running=1), now=60.0, since=0.0).target == 1
 
 
+def test_a_request_that_no_poll_saw_keeps_a_replica() -> None:
+    assert decide(VariantLoad(2, quiet_s=59.0), now=60.0, since=0.0).target == 1
+    fixed = ReplicaPolicy(2, 2)
+    assert decide(VariantLoad(2, quiet_s=59.0, idle_s=60.0), fixed, now=60.0, since=0.0).target == 2
+
+
 def test_a_fixed_number_fills_up_and_leaves_as_one() -> None:
     three = ReplicaPolicy(3, 3)
     decision = decide(VariantLoad(1), three)
