@@ -51,7 +51,7 @@ def parse_replicas(value: Any) -> ReplicaPolicy:
 
 def _read_number(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidValue(f"{name}: expected an integer, got {str(value)[:60]!r}")
+        raise InvalidValue(f"{name}: expected a whole number, got {str(value)[:60]!r}")
     if not low <= value <= high:
         raise InvalidValue(f"{name} is {value}; it must be from {low} to {high}")
     return value

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay.config.entries.value_coercion import InvalidValue
-from enginebay.config.sections.replica_policy import MAX_REPLICAS, ReplicaPolicy, parse_replicas
+from enginebay.config.sections.replica_policy import ReplicaPolicy
 from enginebay.fleet.scheduling.replica_scaling import ScalingDecision, ScalingWindow, VariantLoad, plan_scaling
 
 AUTO = ReplicaPolicy(0, 4, target_running=10, idle_s=60.0)
@@ -97,36 +95,3 @@ def test_the_number_stays_in_bounds_and_falls_only_after_the_idle_time(
         awake = decision.target
         if awake == 0:
             return
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (2, ReplicaPolicy(2, 2)),
-        ({"max": 4}, ReplicaPolicy(1, 4, None, 300.0)),
-        ({"min": 0, "max": 8, "target_running": 64, "idle_s": 5}, ReplicaPolicy(0, 8, 64, 5.0)),
-        ({"min": 3}, ReplicaPolicy(3, 3, None, 300.0)),
-        ({"max": 2, "idle_s": "5m"}, ReplicaPolicy(1, 2, None, 300.0)),
-    ],
-)
-def test_replicas_are_parsed(value: object, expected: ReplicaPolicy) -> None:
-    assert parse_replicas(value) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (0, "replicas is 0; it must be from 1 to 256"),
-        (MAX_REPLICAS + 1, "it must be from 1 to 256"),
-        ({"min": 3, "max": 2}, "min is 3, but max is 2; min must not exceed max"),
-        ({"min": -1}, "min is -1; it must be from 0"),
-        ({"max": 0}, "max is 0; it must be from 1"),
-        ({"max": 2, "target_running": 0}, "target_running is 0"),
-        ({"max": "many"}, "max: expected an integer, got 'many'"),
-        ({"max": 2, "idle_s": -1}, "idle_s: expected seconds"),
-        ({"maximum": 2}, "unknown key 'maximum'; available: min, max, target_running, idle_s"),
-    ],
-)
-def test_bad_replicas_are_refused(value: object, message: str) -> None:
-    with pytest.raises(InvalidValue, match=message):
-        parse_replicas(value)

@@ -39,7 +39,13 @@ class Client:
 def make_handle(number: int, batch: int = 4, length: int = 512, address: str = "", **fields: Any) -> Any:
     facts = SimpleNamespace(kind="fake", version="1", context_length=length, max_batch=batch, reservable_tokens=None)
     name = "toy" if number == 1 else f"toy#{number}"
-    known: dict[str, Any] = {"replica": name, "loras": (), "sampling": {}, "tool_format": "auto", "allow_special_tokens": False}
+    known: dict[str, Any] = {
+        "replica": name,
+        "loras": (),
+        "sampling": {},
+        "tool_format": "auto",
+        "allow_special_tokens": False,
+    }
     return SimpleNamespace(
         model="toy", source=Path("/m"), task="generate", facts=facts, address=address or f"unix:/{number}",
         **{**known, **fields},
