@@ -13,7 +13,7 @@ PARALLEL ?= -n 2 --dist loadgroup
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
 REAL := tests/browser tests/contract tests/hostile tests/integration
 
-.PHONY: install lock lock-engines serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
+.PHONY: install lock lock-engines serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-router bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -148,6 +148,9 @@ bench-spinning: model
 
 bench-switch: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.switch
+
+bench-router: model
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.router
 
 bench-start: install
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/startup.py

@@ -52,6 +52,7 @@ from enginebay.config.sections.engine_block import (
 )
 from enginebay.config.sections.experiment_reader import read_experiment
 from enginebay.config.sections.experiment_section import SWEEP_KEY, ExperimentConfig
+from enginebay.config.sections.replica_policy import parse_replicas
 from enginebay.config.sections.sweep_grid import find_sweep_problems
 from enginebay.contract import EngineSpec, Preset, Sampling, Setting
 from enginebay.errors import ConfigError, InvalidRequest
@@ -279,6 +280,7 @@ class _ConfigBuilder:
             blocks=MappingProxyType(blocks),
         )
         self.check_universal_settings(config)
+        self.check_replica_names(config)
         self.problems.items += find_engine_problems(config)
         return config
 
@@ -352,9 +354,12 @@ class _ConfigBuilder:
         if plain.get("source") is not None and plain["source"].value is not None:
             plain["source"] = replace(plain["source"], value=self.resolve_source(plain["source"]))
         sampling = self.build_sampling(keys.get("sampling", ConfigEntry({})))
+        values = {key: child.value for key, child in plain.items() if child.value is not None}
+        if "replicas" in values:
+            values["replicas"] = parse_replicas(values["replicas"])
         return ModelConfig(
             name,
-            **{key: child.value for key, child in plain.items() if child.value is not None},
+            **values,
             sampling=MappingProxyType(_collect_set_values(sampling)),
             loras=MappingProxyType(self.build_loras(keys.get("loras", ConfigEntry({})))),
             entries=MappingProxyType({key: child for key, child in keys.items() if key not in MODEL_KEYS} | plain),
@@ -381,6 +386,15 @@ class _ConfigBuilder:
         in_file = entry.origin.source in ("file", "sweep")
         base = self.file.absolute().parent if self.file is not None and in_file else Path.cwd()
         return os.path.normpath(base / Path(path).expanduser())
+
+    def check_replica_names(self, config: Config) -> None:
+        """Check that no model has the name of another one's replica."""
+        for name, model in config.models.items():
+            first, _, number = name.rpartition("#")
+            other = config.models.get(first)
+            if other is not None and other.replicas is not None and number in map(str, other.replicas.list_numbers()):
+                message = f"{name} is also the name of a replica of {first}; rename it, or lower {first}'s replicas"
+                self.problems.add(model.entries.get("source", ConfigEntry(None)), message)
 
     def check_universal_settings(self, config: Config) -> None:
         """Check top-level settings against the engines that this config names."""

@@ -13,6 +13,7 @@ from enginebay.config.sections.config_keys import AUTO, FALLBACK_TRIGGERS
 from enginebay.config.sections.engine_block import EngineBlock, find_inapplicable, is_sampling_refused
 from enginebay.config.sections.experiment_section import ExperimentConfig
 from enginebay.config.sections.fleet_section import FleetConfig
+from enginebay.config.sections.replica_policy import ReplicaPolicy
 from enginebay.config.sections.server_section import ServerConfig
 from enginebay.contract import EngineSpec
 from enginebay.errors import ConfigError, UnknownEngine
@@ -54,6 +55,7 @@ class ModelConfig:
     memory_bytes: int | None = None
     gpus: int | float | tuple[int, ...] | None = None  # whole GPUs, a fraction of one, or exactly these
     sleep: str | int | None = None  # None: fleet.sleep; see `Config.sleep_for`
+    replicas: ReplicaPolicy | None = None  # None: one
     fallback: tuple[str, ...] = ()  # kinds; see `Config.fallback_for`
     fallback_on: tuple[str, ...] = FALLBACK_TRIGGERS
     may_leave_host: bool = False

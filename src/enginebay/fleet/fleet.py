@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
-from enginebay.fleet.lifecycle import crash_records
+from enginebay.fleet.lifecycle.background_tasks import BackgroundTasks
+from enginebay.fleet.lifecycle.crash_recovery import CrashRecovery
 from enginebay.fleet.lifecycle.gpu_watch import GpuWatch
 from enginebay.fleet.lifecycle.health_monitor import HealthMonitor
-from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
+from enginebay.fleet.lifecycle.replica_scaler import ReplicaScaler, find_ready
 from enginebay.fleet.lifecycle.standby_pool import StandbyPool
 from enginebay.fleet.lifecycle.switch_history import SwitchHistory
 from enginebay.fleet.lifecycle.transitions import DrainTimeout, EmitEvent, LoadedWorker, TransitionExecutor
@@ -59,15 +60,19 @@ class Fleet:
         self.switch_history = SwitchHistory()
         self.standby_pool = StandbyPool(config.standby, emit_event)
         self.memory_budget = MemoryBudget(config, host, observed)
-        self.replicas = {variant.name: self.memory_budget.create_replica(variant) for variant in variants}
+        created = [replica for variant in variants for replica in self.memory_budget.create_replicas(variant)]
+        self.replicas = {replica.name: replica for replica in created}
         self.transitions = TransitionExecutor(self.standby_pool, config.load_timeout_s, emit_event, host.gpus)
-        self._gpu_watch = GpuWatch(host.gpus, self.memory_budget.set_gpus, emit_event)
-        self._health_monitor = HealthMonitor(config.hang_s, self._handle_crash)
-        self._wait_queue = WaitQueue()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.gpu_watch = GpuWatch(host.gpus, self.memory_budget.set_gpus, emit_event)
+        self.recovery = CrashRecovery(self)
+        self._health_monitor = HealthMonitor(config.hang_s, self.recovery.handle_crash)
+        self.wait_queue = WaitQueue()
+        self._tasks = BackgroundTasks(lambda error: emit_event("fleet task failed", level="error", error=repr(error)))
+        self.spawn = self._tasks.spawn
         self._plan_due = asyncio.Event()
         self._wait_estimates: dict[str, tuple[float, float]] = {}  # computed at, seconds
-        self._closing = False
+        self.scaler = ReplicaScaler(self)
+        self.closing = False
         self._control_loop = asyncio.create_task(self._run_control_loop())
 
     # Public API
@@ -75,40 +80,44 @@ class Fleet:
     async def acquire(
         self, name: str, timeout_s: float | None = None, failed_address: str = "", *, queued: bool = True
     ) -> ReplicaHandle:
-        """Return the handle of the variant's worker once it is awake and accepts requests.
+        """Return the handle of one of the variant's workers once it is awake and accepts requests.
 
         `failed_address`: a worker address the caller could not reach. `queued`: count against `fleet.queue`.
         Raises `Overloaded` on timeout or a full queue, and `CrashLoop` or the load error if it cannot load.
         """
         replica = self.get_replica(name)
-        if failed_address and replica.worker is not None and replica.worker.handle.address == failed_address:
-            await self._health_monitor.check_reachable(replica)
-        if replica.ready:
-            assert replica.worker is not None
-            replica.expect_requests(1)
-            return replica.worker.handle
-        self.raise_if_unavailable(replica)
-        if queued and (waiting := self._wait_queue.client_count) >= self.config.queue:
+        copies = self.list_copies(replica)
+        for copy in copies:
+            if failed_address and copy.worker is not None and copy.worker.handle.address == failed_address:
+                await self._health_monitor.check_reachable(copy)
+        if (ready := find_ready(copies)) is not None:
+            assert ready.worker is not None
+            ready.expect_requests(1)
+            return ready.worker.handle
+        name = replica.variant.name
+        if not any(copy.state is ReplicaState.AWAKE for copy in copies):
+            self.raise_if_unavailable(self.replicas[name])
+        if queued and (waiting := self.wait_queue.client_count) >= self.config.queue:
             message = f"{waiting} requests are already waiting for models to load"
             wait_s = self.estimate_wait(name).seconds
             raise Overloaded(message, "retry later, or raise fleet.queue", retry_after_s=wait_s)
-        number, future = self._wait_queue.add(name, self.config.max_wait_s if timeout_s is None else timeout_s)
-        self._plan_due.set()
-        self._spawn(self.poll_workers())  # eviction needs fresh request counts
+        number, future = self.wait_queue.add(name, self.config.max_wait_s if timeout_s is None else timeout_s)
+        self.request_plan()
+        self.spawn(self.poll_workers())  # eviction needs fresh request counts
         try:
             return await future
         finally:
-            self._wait_queue.remove(number)
+            self.wait_queue.remove(number)
 
     def estimate_wait(self, name: str) -> WaitEstimate:
         """Estimate how long a request waits for this variant."""
         replica = self.get_replica(name)
-        if replica.ready:
+        if find_ready(self.list_copies(replica)) is not None:
             return WaitEstimate(name, "awake", 0.0, 0)
         now = time.monotonic()
         computed_at, seconds = self._wait_estimates.get(name, (0.0, 0.0))
         if now - computed_at > _WAIT_ESTIMATE_TTL_S:  # one simulation serves all its waiting clients
-            waiting = self._wait_queue.list_oldest_per_model()
+            waiting = self.wait_queue.list_oldest_per_model()
             pools, snapshots = self.memory_budget.pool_bytes, self._snapshot_replicas()
             seconds = planner.estimate_wait(now, pools, snapshots, waiting, self._planner_limits, name)
             self._wait_estimates[name] = (now, seconds)
@@ -120,6 +129,12 @@ class Fleet:
             raise UnknownModel(f"unknown model {name!r}", f"available: {', '.join(self.replicas)}", param="model")
         return replica
 
+    def list_copies(self, replica: Replica) -> list[Replica]:
+        """Return all replicas of this one's variant, itself included."""
+        if replica.variant.max_replicas == 1:
+            return [replica]
+        return [other for other in self.replicas.values() if other.variant.name == replica.variant.name]
+
     def fits_without_eviction(self, name: str) -> bool:
         """Return whether the variant could load without an eviction."""
         account = self.build_memory_account()
@@ -129,7 +144,7 @@ class Fleet:
         return MemoryAccount(self.memory_budget.pool_bytes, self._snapshot_replicas(), self._planner_limits)
 
     def count_waiting(self, name: str) -> int:
-        return self._wait_queue.count_clients(name)
+        return self.wait_queue.count_clients(name)
 
     def configure(self, config: FleetConfig) -> None:
         """Apply a changed fleet section."""
@@ -138,69 +153,87 @@ class Fleet:
         self.transitions.load_timeout_s = config.load_timeout_s
         self.standby_pool.kinds = frozenset(config.standby)
         self._health_monitor.hang_s = config.hang_s
-        self._plan_due.set()
+        self.request_plan()
 
     def reset_failures(self, replica: Replica) -> None:
         """Forget crashes and load errors, so that the next load starts at once."""
         replica.reset_failures()
-        self._plan_due.set()
+        self.request_plan()
 
-    async def sleep_or_unload(self, replica: Replica, to: ReplicaState, timeout_s: float | None = None) -> None:
+    async def sleep_or_unload(self, to: ReplicaState, *replicas: Replica, for_update: bool = False) -> None:
         """Sleep or unload on command, without the planner. Raises `Overloaded` if running requests do not drain."""
-        if replica.in_transition or replica.updating:
-            raise Overloaded(f"{replica.name} is {state_label(replica)}", "retry in a moment")
-        if replica.state is ReplicaState.COLD or replica.state is to:
-            return
-        replica.begin_transition(to)
-        if not await self._sleep_or_unload(replica, self.config.max_wait_s if timeout_s is None else timeout_s):
-            raise Overloaded(f"{replica.name} still has running requests", "retry later")
+        for replica in replicas:
+            if replica.in_transition or replica.updating is not for_update:
+                raise Overloaded(f"{replica.name} is {state_label(replica)}", "retry in a moment")
+        leaving = [replica for replica in replicas if replica.state not in (ReplicaState.COLD, to)]
+        for replica in leaving:  # all at once, or the scaler would replace the first
+            replica.begin_transition(to)
+        self.request_plan()
+        done = await asyncio.gather(*(self._sleep_or_unload(replica, self.config.max_wait_s) for replica in leaving))
+        for replica, drained in zip(leaving, done, strict=True):
+            if not drained:
+                raise Overloaded(f"{replica.name} still has running requests", "retry later")
 
-    def replace_worker(self, replica: Replica, loaded: LoadedWorker, variant: Variant) -> ModelWorker | None:
-        """Switch the replica to a loaded worker. Return the old one, which may still run requests."""
-        old = replica.worker
+    def begin_unload(self, replica: Replica) -> None:
+        """Unload it once its requests have finished, unless they take too long."""
+        replica.begin_transition(ReplicaState.COLD)
+        self.spawn(self._sleep_or_unload(replica, self.config.max_wait_s))
+
+    def replace_worker(self, replica: Replica, loaded: LoadedWorker, variant: Variant) -> None:
+        """Switch the replica to a loaded worker. The old one may still run requests."""
         self.apply_variant(replica, variant)
         replica.place(loaded.placement, "free beside the worker it replaced")
         self._activate(replica, loaded, time.monotonic())
-        return old
 
     def apply_variant(self, replica: Replica, variant: Variant) -> None:
         """Make the replica load this variant the next time."""
         replica.adopt_variant(self.memory_budget.create_replica(variant))
+        self.request_plan()
 
-    def remove_replica(self, name: str) -> ModelWorker | None:
-        """Stop serving a variant. Return its worker, which may still run requests."""
-        replica = self.replicas.pop(name)
-        worker = replica.worker
-        replica.detach_worker()
-        self._wait_queue.fail(name, UnknownModel(f"{name} is no longer served", param="model"))
-        return worker
+    def remove_replica(self, name: str) -> None:
+        """Stop serving a variant, or remove one of its replicas."""
+        del self.replicas[name]
+        self.wait_queue.fail(name, UnknownModel(f"{name} is no longer served", param="model"))
 
     def preload(self, name: str) -> None:
         """Load a variant before the first request for it."""
-        self._wait_queue.add_preload(name, self.config.max_wait_s)
-        self._plan_due.set()
+        self.wait_queue.add_preload(name, self.config.max_wait_s)
+        self.request_plan()
+
+    def is_preloading(self, replica: Replica) -> bool:
+        """Return whether its load is queued."""
+        return self.wait_queue.has_preload(replica.name)
 
     async def close(self) -> None:
-        self._closing = True
+        self.closing = True
         self._control_loop.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(self._control_loop, *self._tasks, return_exceptions=True)
+        await asyncio.gather(self._control_loop, self._tasks.cancel(), return_exceptions=True)
         for name in self.replicas:
-            self._wait_queue.fail(name, WorkerDied("the server is stopping"))
+            self.wait_queue.fail(name, WorkerDied("the server is stopping"))
         workers = [replica.worker for replica in self.replicas.values() if replica.worker is not None]
         await asyncio.gather(self.standby_pool.close(), *(worker.close() for worker in workers), return_exceptions=True)
-        self._gpu_watch.close()
+        self.gpu_watch.close()
         self.observed.save()
 
     # Control loop
+
+    def request_plan(self) -> None:
+        self._plan_due.set()
 
     @property
     def _planner_limits(self) -> planner.PlannerLimits:
         return planner.PlannerLimits(max_awake=self.config.max_awake, links=self.memory_budget.links)
 
     def _snapshot_replicas(self) -> list[planner.ReplicaSnapshot]:
-        return [self.memory_budget.snapshot_replica(replica) for replica in self.replicas.values()]
+        replicas = self.replicas.values()
+        snapshots = [self.memory_budget.snapshot_replica(replica) for replica in replicas]
+        loaded = {replica.variant.name for replica in replicas if replica.state is ReplicaState.AWAKE}
+        return [  # only the first copy of a model takes memory from others
+            replace(snapshot, evicts=False)
+            if replica.number > 1 or (replica.variant.name in loaded and replica.state is not ReplicaState.AWAKE)
+            else snapshot
+            for replica, snapshot in zip(replicas, snapshots, strict=True)
+        ]
 
     async def _run_control_loop(self) -> None:
         """Run the planner on every change and once a second."""
@@ -214,9 +247,10 @@ class Fleet:
             self._plan_due.clear()
             if time.monotonic() - polled_at >= _TICK_S:
                 polled_at = time.monotonic()
-                self._spawn(self.poll_workers())
+                self.spawn(self.poll_workers())
             try:
                 self._run_planner()
+                self.scaler.run()
             except Exception as error:  # the loop must survive a planner bug
                 self.emit_event("planner failed", level="error", error=repr(error))
                 await asyncio.sleep(_TICK_S)
@@ -226,19 +260,19 @@ class Fleet:
         replicas = self.replicas.values()
         settled = [replica for replica in replicas if replica.worker is not None and not replica.in_transition]
         await asyncio.gather(*(self._health_monitor.poll(replica, self._record_first_token) for replica in settled))
-        self._spawn(self._gpu_watch.check())
-        self._plan_due.set()
+        self.spawn(self.gpu_watch.check())
+        self.request_plan()
         for replica in settled:
             self.memory_budget.record_memory(replica)
             replica.oom_kills = read_oom_kills()
         if not any(replica.in_transition for replica in replicas):
             self.memory_budget.refresh_pools(replicas)
             plans = [replica.variant.plan for replica in replicas if replica.variant.plan is not None]
-            self.standby_pool.replenish(plans, load_pending=len(self._wait_queue) > 0)
+            self.standby_pool.replenish(plans, load_pending=len(self.wait_queue) > 0)
 
     def _run_planner(self) -> None:
         pools, snapshots = self.memory_budget.pool_bytes, self._snapshot_replicas()
-        waiting = self._wait_queue.list_all()
+        waiting = self.wait_queue.list_all()
         for action in planner.plan_actions(time.monotonic(), pools, snapshots, waiting, self._planner_limits):
             self._execute(action)
 
@@ -250,20 +284,20 @@ class Fleet:
         if isinstance(action, planner.Transition):
             replica.begin_transition(action.to, action.placement, action.reason)
             if action.to is ReplicaState.AWAKE:
-                self._spawn(self._load_or_wake(replica))
+                self.spawn(self._load_or_wake(replica))
             else:
                 self._prestart_standby()
-                self._spawn(self._sleep_or_unload(replica, self.config.max_wait_s))
+                self.spawn(self._sleep_or_unload(replica, self.config.max_wait_s))
         elif isinstance(action, planner.Drain):
             replica.draining, replica.draining_since = True, time.monotonic()
-            self._spawn(self._drain_worker(replica))
+            self.spawn(self._drain_worker(replica))
         elif isinstance(action, planner.CancelDrain):
             replica.draining = False
-            self._spawn(self._cancel_drain(replica))
+            self.spawn(self._cancel_drain(replica))
 
     def _prestart_standby(self) -> None:
         """Start the next model's process while another one frees memory: imports need little of it."""
-        for waiting in self._wait_queue.list_all():
+        for waiting in self.wait_queue.list_all():
             replica = self.replicas.get(waiting.model)
             if replica is not None and not replica.ready:
                 if replica.state is ReplicaState.COLD and replica.variant.plan is not None:
@@ -277,8 +311,8 @@ class Fleet:
             error = Overloaded("timed out waiting for the model to load", "retry later", retry_after_s=after_s)
         else:
             account = self.build_memory_account()
-            error = build_no_memory_error(account.replicas[self._wait_queue.get_model(action.id)], account)
-        self._wait_queue.reject(action.id, error)
+            error = build_no_memory_error(account.replicas[self.wait_queue.get_model(action.id)], account)
+        self.wait_queue.reject(action.id, error)
 
     def raise_if_unavailable(self, replica: Replica) -> None:
         """Raise the replica's error while it backs off, so that the caller can fall back without waiting."""
@@ -292,21 +326,13 @@ class Fleet:
         account = self.build_memory_account()
         failures = dict[str, EnginebayError]()
         for name, replica in self.replicas.items():
+            if replica.number > 1 or find_ready(self.list_copies(replica)) is not None:
+                continue
             if (error := replica.get_rejection()) is not None:
                 failures[name] = error
             elif replica.state is not ReplicaState.AWAKE and not account.can_ever_fit(account.replicas[name]):
                 failures[name] = build_no_memory_error(account.replicas[name], account)
         return failures
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.emit_event("fleet task failed", level="error", error=repr(error))
 
     # Transitions
 
@@ -320,7 +346,7 @@ class Fleet:
             return  # the health monitor reports the crash
         if replica.worker is worker and replica.draining:
             replica.running = left
-            self._plan_due.set()
+            self.request_plan()
 
     async def _cancel_drain(self, replica: Replica) -> None:
         worker = replica.worker
@@ -337,10 +363,11 @@ class Fleet:
 
     def _resolve_waiters(self, replica: Replica) -> None:
         if replica.ready and replica.worker is not None:
-            replica.expect_requests(self._wait_queue.resolve(replica.name, replica.worker.handle))
-            if replica.awaiting_arrivals and len(self._wait_queue) > 0:
-                self._spawn(self._poll_until_arrived(replica))
-        self._plan_due.set()
+            self.wait_queue.end_preload(replica.name)
+            replica.expect_requests(self.wait_queue.resolve(replica.variant.name, replica.worker.handle))
+            if replica.awaiting_arrivals and len(self.wait_queue) > 0:
+                self.spawn(self._poll_until_arrived(replica))
+        self.request_plan()
 
     async def _poll_until_arrived(self, replica: Replica) -> None:
         """Poll often while others wait, so that eviction starts as soon as the expected requests have arrived."""
@@ -350,30 +377,31 @@ class Fleet:
 
     async def _load_or_wake(self, replica: Replica) -> None:
         replica.oom_kills = read_oom_kills()
-        requested_at = self._wait_queue.find_oldest_since(replica.name) or time.monotonic()
+        requested_at = self.wait_queue.find_oldest_since(replica.name) or time.monotonic()
         try:
             loaded = await self.transitions.load_or_wake(replica)
         except EnginebayError as error:
-            self._handle_load_failure(replica, error)
+            self.recovery.handle_load_failure(replica, error)
             return
         except Exception as error:  # waiting requests must fail too
             message = f"{replica.name} could not be loaded: {type(error).__name__}: {error}"
-            self._handle_load_failure(replica, LoadFailed(message))
+            self.recovery.handle_load_failure(replica, LoadFailed(message))
             raise
         self._activate(replica, loaded, requested_at)
 
     def _activate(self, replica: Replica, loaded: LoadedWorker, requested_at: float) -> None:
         self._wait_estimates.pop(replica.name, None)  # the load time is known better now
         if loaded.worker is not replica.worker:
-            self._spawn(self._health_monitor.watch_exit(replica, loaded.worker))
+            self.spawn(self._health_monitor.watch_exit(replica, loaded.worker))
         replica.attach_worker(loaded.worker, loaded.accepted_requests)
+        replica.name_worker()
         self.memory_budget.record_load(replica, loaded)
         switch = self.switch_history.record_ready(
             replica.name, replica.variant.kind, loaded.loaded_from, loaded.phases, requested_at,
             self.config.switch_slo_s,
         )  # fmt: skip
         replica.last_switch = switch
-        self.emit_event("model ready", **switch.to_log_fields())
+        self.emit_event("model ready", **{**switch.to_log_fields(), **replica.log_names})
         if (warning := switch.format_slo_warning()) is not None:
             self.emit_event(warning, level="warning", model=replica.name)
         self._resolve_waiters(replica)
@@ -406,44 +434,5 @@ class Fleet:
         self.switch_history.record_freed(started, replica.name, spent)
         event = "model unloaded" if to is ReplicaState.COLD else "model asleep"
         self.emit_event(event, model=replica.name, to=to.value, seconds=round(sum(spent.values()), 3))
-        self._plan_due.set()
+        self.request_plan()
         return True
-
-    # Failures
-
-    async def _handle_crash(self, replica: Replica, worker: ModelWorker, killed_because: str | None) -> None:
-        """Restart a worker that exited, or kill it first if it hangs or cannot be reached."""
-        if replica.worker is not worker or self._closing:
-            return
-        replica.recovering = replica.state is ReplicaState.AWAKE
-        await crash_records.record_crash(replica, worker, killed_because, self.config, self.emit_event)
-        await self._gpu_watch.check(now=True)
-        if replica.load_error is None:
-            if replica.recovering:
-                self._wait_queue.add_preload(replica.name, self.config.max_wait_s)
-        else:
-            self._wait_queue.fail(replica.name, replica.load_error)
-        self._schedule_retry(replica)
-
-    def _handle_load_failure(self, replica: Replica, error: EnginebayError) -> None:
-        """Fail the waiting requests: the next attempt may never succeed."""
-        worker = crash_records.record_load_failure(replica, error, self.config, self.emit_event)
-        if worker is not None:
-            self._spawn(worker.kill())
-        self._wait_queue.fail(replica.name, replica.load_error or error)
-        self._schedule_retry(replica)
-
-    def _schedule_retry(self, replica: Replica) -> None:
-        """Run the planner now and when the backoff ends."""
-        self._plan_due.set()
-        delay_s = max(0.0, replica.retry_at - time.monotonic())
-        asyncio.get_running_loop().call_later(delay_s, self._retry_load, replica)
-
-    def _retry_load(self, replica: Replica) -> None:
-        """Preload a replica that crashed while awake, or that is pinned."""
-        due = time.monotonic() >= replica.retry_at and replica.worker is None and not replica.in_transition
-        if due and not self._closing and self.replicas.get(replica.name) is replica:
-            replica.load_error = None
-            if replica.recovering or replica.variant.settings.pinned:
-                self._wait_queue.add_preload(replica.name, self.config.max_wait_s)
-        self._plan_due.set()

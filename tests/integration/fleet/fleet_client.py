@@ -180,18 +180,19 @@ def run_fleet(
 
 def fake_model(**settings: Any) -> dict[str, Any]:
     """Build a model on the fake engine that loads on first use. Keys of the model are separated from engine settings."""
-    own = (
+    own = [
         "load",
         "pinned",
         "idle_s",
         "memory_bytes",
         "sleep",
+        "replicas",
+        "gpus",
         "fallback",
         "fallback_on",
         "may_leave_host",
         "openai",
-        "gpus",
-    )
+    ]
     kept = {name: settings.pop(name) for name in own if name in settings}
     return {"engine": "fake", "load": "use", **kept, "fake": settings}
 

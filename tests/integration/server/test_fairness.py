@@ -136,3 +136,19 @@ def test_unfinished_bodies_do_not_fill_the_memory() -> None:
         assert server.read_resident_bytes() < before + (64 << 20)
         assert ask_short(server, keys["b"]).status_code == 200
         assert ask_short(server, keys["a"]).status_code == 200, "small ones are always read"
+
+
+def test_keys_share_all_replicas_fairly() -> None:
+    """Both replicas are full of one client's requests: another one waits for one slot, not behind them."""
+    fake = {"step_s": 0.02, "max_batch": 2}
+    model: dict[str, object] = {"engine": "fake", "replicas": 2, "fake": fake}
+    with serve(model) as (server, keys), ExitStack() as stack:
+        ready, waiting = "enginebay_replicas_ready", "enginebay_requests_waiting"
+        wait_until(lambda: read_metric(server, keys["b"], ready) == 2, 60, "two replicas")
+        open_many(stack, server, keys["a"], 100, 100)
+        wait_until(lambda: read_metric(server, keys["b"], waiting) >= 96, 60, "a full queue")
+        for name in ("toy", "toy#2"):
+            running = "enginebay_replica_running"
+            wait_until(lambda: read_metric(server, keys["b"], running, f'replica="{name}"') == 2, 30, "two in each")  # noqa: B023
+        assert ask_short(server, keys["b"]).status_code == 200
+        assert read_metric(server, keys["b"], waiting) >= 96 - 12, "at most three rounds of four slots"

@@ -108,7 +108,7 @@ async def test_the_queue_setting_is_named(site: Site) -> None:
 @pytest.mark.parametrize("in_the_middle", [True, False])
 async def test_a_crash_during_a_transition_is_handled(site: Site, in_the_middle: bool) -> None:
     """Its last call succeeded, so the transition has noticed nothing."""
-    site.fleet._spawn(site.fleet._health_monitor.watch_exit(site.replica, cast("Any", site.worker)))
+    site.fleet.spawn(site.fleet._health_monitor.watch_exit(site.replica, cast("Any", site.worker)))
     site.replica.in_transition = in_the_middle
     site.worker.ended.set()
     await asyncio.sleep(0.2)
@@ -121,7 +121,7 @@ async def test_a_crash_during_a_transition_is_handled(site: Site, in_the_middle:
 
 
 async def test_a_transition_may_handle_the_crash(site: Site) -> None:
-    site.fleet._spawn(site.fleet._health_monitor.watch_exit(site.replica, cast("Any", site.worker)))
+    site.fleet.spawn(site.fleet._health_monitor.watch_exit(site.replica, cast("Any", site.worker)))
     site.replica.in_transition = True
     site.worker.ended.set()
     await asyncio.sleep(0.1)

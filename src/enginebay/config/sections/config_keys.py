@@ -19,6 +19,7 @@ from enginebay.config.sections.fleet_section import (
     convert_idle_value,
     convert_sleep_value,
 )
+from enginebay.config.sections.replica_policy import parse_replicas
 from enginebay.config.sections.server_section import SERVER_SECTION
 from enginebay.contract import RANGES, EngineSpec, Sampling, Setting, Support
 from enginebay.util.child_processes import WITHHELD_VARIABLES
@@ -79,6 +80,9 @@ MODEL_KEYS: dict[str, Setting] = {
         "GPUs of one copy: whole ones (2), a part of one (0.5), or exactly these ([0, 1]); unset: what its settings take",
     ),
     "sleep": Setting(SLEEP_TYPE, "sleep mode; unset: fleet.sleep", choices=SLEEP_CHOICES),
+    "replicas": Setting(
+        "int|map", "copies of it that run at once: a number, or {min, max, target_running, idle_s} to follow the load"
+    ),
     "fallback": Setting("list|str", "engines to try in order when its own fails", default=[]),
     "fallback_on": Setting("list|str", "failures that make a request fall back", default=list(FALLBACK_TRIGGERS)),
     "may_leave_host": Setting(
@@ -113,6 +117,8 @@ def convert_model_value(name: str, value: Any) -> Any:
         return split_list(value)
     if name == "env" and value is not None:
         return _parse_env(value)
+    if name == "replicas" and value is not None:
+        parse_replicas(value)  # it stays as written, for `bay config show`
     if name == "gpus" and value is not None:
         return _parse_gpus(value)
     if name == "fallback_on" and value is not None:

@@ -104,7 +104,7 @@ def _record_and_schedule(
             retry_after_s=replica.retry_at - now,
         )
     emit_event(
-        "worker died", level="error", model=replica.name, engine=replica.variant.kind, cause=diagnosis.cause,
+        "worker died", level="error", **replica.log_names, engine=replica.variant.kind, cause=diagnosis.cause,
         detail=diagnosis.detail, restart_in_s=round(replica.retry_at - now, 1), crash_loop=looping or None,
         killed_by_request=forgiven or None, last_words=log_tail,
     )  # fmt: skip

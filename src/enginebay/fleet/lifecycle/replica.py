@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from enginebay.contract import Facts
 from enginebay.errors import CrashLoop, EnginebayError
@@ -28,6 +28,7 @@ class Replica:
     awake_bytes: PoolBytes  # "gpu0" is its first GPU, wherever it is placed
     asleep_bytes: PoolBytes | None  # None: it never sleeps
     sleep_level: int = 0  # 0: sleep frees nothing
+    number: int = 1  # among the replicas of its variant
     state: ReplicaState = ReplicaState.COLD
     in_transition: bool = False
     previous_state: ReplicaState | None = None  # during a transition
@@ -62,7 +63,18 @@ class Replica:
 
     @property
     def name(self) -> str:
-        return self.variant.name
+        """The variant's name for the first replica, NAME#2 and so on for the others."""
+        return self.variant.name if self.number == 1 else f"{self.variant.name}#{self.number}"
+
+    @property
+    def log_names(self) -> dict[str, str | None]:
+        """Its variant, and its own name where the variant may have several, as fields of a log line."""
+        return {"model": self.variant.name, "replica": self.name if self.variant.max_replicas > 1 else None}
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it is never evicted. Of a pinned model, replicas that only a high load needs can be."""
+        return self.variant.settings.pinned and self.number <= max(1, self.variant.replica_policy.minimum)
 
     @property
     def remote(self) -> bool:
@@ -132,14 +144,14 @@ class Replica:
             asleep_bytes=asleep,
             gpu_need=need,
             placement=self.placement,
-            pinned=self.variant.settings.pinned or self.updating,
-            awake_slots=0 if self.remote else 1,
+            pinned=self.is_pinned or self.updating,
+            awake_slots=0 if self.remote or self.number > 1 else 1,  # `max_awake` counts models
             running=max(self.running, self._count_unarrived(now)),
             awaiting_arrivals=self.awaiting_arrivals,
             draining=self.draining,
             awake_since=self.awake_since,
             idle_since=self.idle_since,
-            idle_s=self.idle_s,
+            idle_s=self.idle_s if self.variant.max_replicas == 1 else None,  # else see `replica_scaling`
             min_residency_s=self.min_residency_s,
             time_to_ready_s=self._estimate_time_to_ready_s(now),
             retry_at=self.retry_at,
@@ -185,6 +197,19 @@ class Replica:
         self.recovering = False
         self.memory_bytes = worker.facts.memory_bytes
         self.awake_since = self.idle_since = self.last_heard_at = now
+
+    def name_worker(self) -> None:
+        """Tell the users of its worker which replica it is, where there may be several."""
+        if self.worker is not None:
+            name = self.name if self.variant.max_replicas > 1 else ""
+            self.worker.handle = replace(self.worker.handle, replica=name)
+
+    def name_log(self, plan: LaunchPlan) -> LaunchPlan:
+        """Return the plan with a log of its own for this replica."""
+        log = plan.launch.log
+        if self.number == 1 or log is None:
+            return plan
+        return replace(plan, launch=replace(plan.launch, log=log.with_name(f"{log.stem}#{self.number}{log.suffix}")))
 
     def reset_failures(self) -> None:
         self.crashes.clear()

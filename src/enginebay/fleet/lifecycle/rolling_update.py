@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from enginebay.config.sections.fleet_section import FleetConfig
-from enginebay.errors import EnginebayError
+from enginebay.errors import EnginebayError, LoadFailed
 from enginebay.fleet.fleet import Fleet
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
+from enginebay.fleet.lifecycle.replica_scaler import find_ready, group_replicas
 from enginebay.fleet.lifecycle.transitions import DrainTimeout, LoadedWorker, drain, smoke_test
 from enginebay.fleet.routing.variants import Variant
 from enginebay.fleet.scheduling.planner import ReplicaSnapshot, ReplicaState
+
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,54 +31,111 @@ class _Successor:
 class RollingUpdate:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], ReplicaSnapshot] = {}  # old workers, which still hold memory
 
-    async def replace_variant(self, replica: Replica, variant: Variant) -> None:
-        """Replace the variant of one replica. On failure it raises and nothing changes."""
-        replicas = self._fleet.replicas.values()
-        await self.apply([variant if other is replica else other.variant for other in replicas])
+    async def replace_variant(self, variant: Variant) -> None:
+        """Replace one variant. On failure it raises and nothing changes."""
+        current = {replica.variant.name: replica.variant for replica in self._fleet.replicas.values()}
+        await self.apply({**current, variant.name: variant}.values())
 
     async def apply(self, variants: Iterable[Variant], config: FleetConfig | None = None) -> dict[str, list[str]]:
         """Make the fleet serve exactly these variants. All or nothing: on failure nothing changes.
 
+        Of several replicas, one shows that the new variant works; then the others follow one by one.
         `config`: timeouts for the new workers; None keeps the current ones.
         """
         desired = {variant.name: variant for variant in variants}
-        replicas = self._fleet.replicas
-        changed: list[Replica] = [
-            replicas[name]
-            for name, variant in desired.items()
-            if name in replicas and _needs_new_worker(replicas[name].variant, variant)
+        config = config or self._fleet.config
+        groups = group_replicas(self._fleet.replicas.values())
+        changed = [
+            copies
+            for name, copies in groups.items()
+            if name in desired and _needs_new_worker(copies[0].variant, desired[name])
         ]
-        for replica in changed:
+        leaders = [find_ready(copies) or copies[0] for copies in changed]
+        followers = [copy for copies in changed for copy in copies if copy not in leaders]
+        for replica in (*leaders, *followers):
             replica.updating = True
         try:
-            successors = await self._start_successors(changed, desired, config or self._fleet.config)
-            try:
-                await self._restart_in_place(
-                    [replica for replica in changed if _has_no_successor(replica, successors)], desired
-                )
-            except BaseException:
-                await _kill_all(successors)
-                raise
-            for successor in successors:
-                await _wait_until_settled(successor.replica)
-                old = self._fleet.replace_worker(successor.replica, successor.loaded, successor.variant)
-                self._retire(old)
+            await self._update_leaders(leaders, desired, config)
+            for replica in followers:
+                await self._update_follower(replica, desired[replica.variant.name], config)
         finally:
-            for replica in changed:
+            for replica in (*leaders, *followers):
                 replica.updating = False
-        removed = [name for name in replicas if name not in desired]
+        removed = [name for name in groups if name not in desired]
         for name in removed:
-            await _wait_until_settled(replicas[name])
-            self._retire(self._fleet.remove_replica(name))
-        added = [name for name in desired if name not in replicas]
+            await self._remove(groups[name])
         for name, variant in desired.items():
-            if name in added:
-                replicas[name] = self._fleet.memory_budget.create_replica(variant)
-            elif replicas[name] not in changed:
-                replicas[name].variant, replicas[name].idle_s = variant, variant.idle_s
-        return {"added": added, "removed": removed, "changed": [replica.name for replica in changed]}
+            await self._resize(variant, groups.get(name, []))
+        added = [name for name in desired if name not in groups]
+        return {"added": added, "removed": removed, "changed": [copies[0].variant.name for copies in changed]}
+
+    async def _update_leaders(self, leaders: list[Replica], desired: dict[str, Variant], config: FleetConfig) -> None:
+        successors = await self._start_successors(leaders, desired, config)
+        try:
+            await self._restart_in_place(
+                [replica for replica in leaders if _has_no_successor(replica, successors)], desired
+            )
+        except BaseException:
+            await _kill_all(successors)
+            raise
+        for successor in successors:
+            await self._hand_over(successor)
+
+    async def _update_follower(self, replica: Replica, variant: Variant, config: FleetConfig) -> None:
+        """Update one replica while others serve. If it fails, the replica is unloaded, and may load again later."""
+        await _wait_until_settled(replica)
+        was_ready = replica.ready
+        try:
+            successors = await self._start_successors([replica], {replica.variant.name: variant}, config)
+            if successors:
+                await self._hand_over(successors[0])
+                return
+            await self._fleet.sleep_or_unload(ReplicaState.COLD, replica, for_update=True)
+            self._fleet.apply_variant(replica, variant)
+            if was_ready:
+                await self._load(replica)
+        except EnginebayError as error:
+            event = "a replica could not be updated and is unloaded"
+            self._fleet.emit_event(event, level="warning", **replica.log_names, error=error.message)
+            self._retire(replica)
+            self._fleet.apply_variant(replica, variant)
+
+    async def _hand_over(self, successor: _Successor) -> None:
+        replica = successor.replica
+        await _wait_until_settled(replica)
+        held, old = self._fleet.memory_budget.snapshot_replica(replica), replica.worker
+        self._fleet.replace_worker(replica, successor.loaded, successor.variant)
+        self._retire_worker(old, held)
+
+    async def _load(self, replica: Replica) -> None:
+        """Load this very replica, while others may serve."""
+        if len(self._fleet.list_copies(replica)) == 1:
+            await self._fleet.acquire(replica.name, queued=False)
+            return
+        self._fleet.preload(replica.name)
+        while self._fleet.is_preloading(replica):
+            await asyncio.sleep(_POLL_S)
+        if not replica.ready:
+            raise replica.load_error or LoadFailed(
+                f"{replica.name} did not load within {self._fleet.config.max_wait_s:g} s"
+            )
+
+    async def _remove(self, copies: Iterable[Replica]) -> None:
+        for replica in copies:
+            await _wait_until_settled(replica)
+            self._retire(replica)
+            self._fleet.remove_replica(replica.name)
+
+    async def _resize(self, variant: Variant, copies: list[Replica]) -> None:
+        """Apply what needs no new worker: the number of replicas, and settings of the fleet."""
+        await self._remove(copies[variant.max_replicas :])
+        for replica in copies[: variant.max_replicas]:
+            replica.variant, replica.idle_s = variant, variant.idle_s
+            replica.name_worker()
+        for replica in self._fleet.memory_budget.create_replicas(variant)[len(copies) :]:
+            self._fleet.replicas[replica.name] = replica
 
     async def _start_successors(
         self, replicas: list[Replica], desired: dict[str, Variant], config: FleetConfig
@@ -84,14 +144,14 @@ class RollingUpdate:
         successors: list[_Successor] = []
         try:
             for replica in replicas:
-                variant = desired[replica.name]
+                variant = desired[replica.variant.name]
                 placed = self._find_room(variant, successors) if replica.ready else None
                 if placed is None:
                     continue
                 if variant.plan is None:
                     raise variant.error or EnginebayError(f"{replica.name} has no launch plan")
                 loaded = await self._fleet.transitions.start_worker(
-                    variant.plan, variant, placed.placement, config.load_timeout_s
+                    replica.name_log(variant.plan), variant, placed.placement, config.load_timeout_s
                 )
                 successors.append(_Successor(replica, variant, loaded, placed))
                 await smoke_test(loaded.worker, config.hang_s)
@@ -103,8 +163,8 @@ class RollingUpdate:
     def _find_room(self, variant: Variant, others: list[_Successor]) -> ReplicaSnapshot | None:
         """Return the variant where it fits next to everything loaded and the successors started so far."""
         account = self._fleet.build_memory_account()
-        for other in others:
-            account.add_loaded(other.placed)
+        for loaded in (*(other.placed for other in others), *self._retiring.values()):
+            account.add_loaded(loaded)
         fresh = self._fleet.memory_budget.create_replica(variant)
         return account.find_room(replace(self._fleet.memory_budget.snapshot_replica(fresh), awake_slots=0))
 
@@ -115,12 +175,11 @@ class RollingUpdate:
             for replica in replicas:
                 await _wait_until_settled(replica)
                 was_awake = replica.worker is not None and replica.state is ReplicaState.AWAKE
-                replica.updating = False
-                await self._fleet.sleep_or_unload(replica, ReplicaState.COLD)
+                await self._fleet.sleep_or_unload(ReplicaState.COLD, replica, for_update=True)
                 before.append((replica, replica.variant, was_awake))
-                self._fleet.apply_variant(replica, desired[replica.name])
+                self._fleet.apply_variant(replica, desired[replica.variant.name])
                 if was_awake:
-                    await self._fleet.acquire(replica.name, queued=False)
+                    await self._load(replica)
         except BaseException:
             for replica, variant, was_awake in before:
                 await self._roll_back(replica, variant, was_awake)
@@ -129,20 +188,25 @@ class RollingUpdate:
     async def _roll_back(self, replica: Replica, variant: Variant, was_awake: bool) -> None:
         """Restore the old variant. Requests on the new worker finish there."""
         await _wait_until_settled(replica)
-        worker = replica.worker
-        replica.detach_worker()
-        self._retire(worker)
+        self._retire(replica)
         self._fleet.apply_variant(replica, variant)
         self._fleet.reset_failures(replica)
         if was_awake:
             self._fleet.preload(replica.name)
 
-    def _retire(self, worker: ModelWorker | None) -> None:
+    def _retire(self, replica: Replica) -> None:
+        """Take the worker from a replica, and stop it after its last request."""
+        worker, held = replica.worker, self._fleet.memory_budget.snapshot_replica(replica)
+        replica.detach_worker()
+        self._fleet.request_plan()
+        self._retire_worker(worker, held)
+
+    def _retire_worker(self, worker: ModelWorker | None, held: ReplicaSnapshot) -> None:
         """Drain and stop a worker in the background."""
         if worker is not None:
             task = asyncio.ensure_future(self._drain_and_close(worker))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            self._retiring[task] = held
+            task.add_done_callback(lambda done: self._retiring.pop(done, None))
 
     async def _drain_and_close(self, worker: ModelWorker) -> None:
         timeout_s = self._fleet.config.max_wait_s
@@ -189,7 +253,7 @@ async def _kill_all(successors: list[_Successor]) -> None:
 
 async def _wait_until_settled(replica: Replica) -> None:
     while replica.in_transition:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(_POLL_S)
 
 
 def _has_no_successor(replica: Replica, successors: list[_Successor]) -> bool:

@@ -72,10 +72,10 @@ class TransitionExecutor:
             assert replica.variant.error is not None
             raise replica.variant.error
         try:
-            return await self.start_worker(plan, replica.variant, replica.placement)
+            return await self.start_worker(replica.name_log(plan), replica.variant, replica.placement)
         except OutOfMemory as error:
             reduced = self._reduce_plan(replica, plan, error)
-            return await self.start_worker(reduced, replica.variant, replica.placement)
+            return await self.start_worker(replica.name_log(reduced), replica.variant, replica.placement)
 
     async def start_worker(
         self, plan: LaunchPlan, variant: Variant, placement: Placement | None, timeout_s: float | None = None

@@ -68,6 +68,13 @@ class MemoryBudget:
         self._update_time_estimates(replica)
         return replica
 
+    def create_replicas(self, variant: Variant) -> list[Replica]:
+        """Create all replicas that the variant may have, cold."""
+        replicas = [self.create_replica(variant) for _ in range(variant.max_replicas)]
+        for number, replica in enumerate(replicas, 1):
+            replica.number = number
+        return replicas
+
     def configure(self, config: FleetConfig, replicas: Iterable[Replica]) -> None:
         self._config = config
         for replica in replicas:

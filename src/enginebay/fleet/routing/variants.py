@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from enginebay.config.resolved_config import Config, ModelConfig
+from enginebay.config.sections.replica_policy import ReplicaPolicy
 from enginebay.contract import MemoryEstimate
 from enginebay.errors import (
     ConfigError,
@@ -39,6 +40,15 @@ class Variant:
     sleep: str | int = "auto"
     memory: MemoryEstimate = field(default_factory=lambda: MemoryEstimate({}))
     gpu_need: GpuNeed | None = None  # None: it uses no GPU
+
+    @property
+    def max_replicas(self) -> int:
+        """How many copies may run. One process is enough for an engine on another host."""
+        return 1 if self.plan is None or self.plan.spec.remote else self.replica_policy.maximum
+
+    @property
+    def replica_policy(self) -> ReplicaPolicy:
+        return self.settings.replicas or ReplicaPolicy()
 
     @property
     def primary(self) -> bool:

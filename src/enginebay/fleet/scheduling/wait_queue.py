@@ -51,7 +51,7 @@ class WaitQueue:
     def add_preload(self, name: str, timeout_s: float) -> None:
         """Queue a load that no client waits for."""
         now = time.monotonic()
-        if not any(waiting.model == name and future is None for waiting, future in self._waits.values()):
+        if not self.has_preload(name):
             number = next(self._ids)
             self._waits[number] = (WaitingRequest(number, name, now, now + timeout_s), None)
 
@@ -62,6 +62,16 @@ class WaitQueue:
         _, future = self._waits.pop(number, (None, None))
         if future is not None and not future.done():
             future.set_exception(error)
+
+    def has_preload(self, name: str) -> bool:
+        return any(waiting.model == name and future is None for waiting, future in self._waits.values())
+
+    def end_preload(self, name: str) -> None:
+        self._waits = {
+            number: (waiting, future)
+            for number, (waiting, future) in self._waits.items()
+            if waiting.model != name or future is not None
+        }
 
     def resolve(self, name: str, handle: ReplicaHandle) -> int:
         """Give the handle to all waiting clients. Return their number."""
@@ -77,10 +87,15 @@ class WaitQueue:
         )
 
     def fail(self, name: str, error: EnginebayError) -> None:
+        """Fail all waiting clients, and end a preload."""
+        self.end_preload(name)
         for future in self._pop_futures(name):
             future.set_exception(error)
 
     def _pop_futures(self, name: str) -> list[asyncio.Future[ReplicaHandle]]:
-        numbers = [number for number, (waiting, _) in self._waits.items() if waiting.model == name]
+        """Remove the entries of waiting clients. Return the futures that are still open."""
+        numbers = [
+            number for number, (waiting, future) in self._waits.items() if waiting.model == name and future is not None
+        ]
         futures = [self._waits.pop(number)[1] for number in numbers]
         return [future for future in futures if future is not None and not future.done()]

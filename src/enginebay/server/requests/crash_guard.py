@@ -33,8 +33,8 @@ _ALONE_S = (2.0, 30.0)
 class TrialGateway(Protocol):
     """Reaches all server processes."""
 
-    async def begin_trial(self, variant: str, trial: str, urgent: bool = False) -> None:
-        """Hold the queues of a variant in all server processes, and wait until it runs nothing. May refuse to."""
+    async def begin_trial(self, variant: str, trial: str, urgent: bool = False, address: str = "") -> None:
+        """Keep requests of all server processes from the worker, and wait until it runs nothing. May refuse to."""
 
     def end_trial(self, variant: str, trial: str) -> None:
         """Let others run, or stop waiting for it."""
@@ -59,7 +59,8 @@ class SuspectTrial:
         """Wait until the suspect can run alone. Return whether it can. Raise if the engine fails without it."""
         try:
             async with asyncio.timeout(_WAIT_S[self._level]):
-                await self._gateway.begin_trial(self._variant, self._id, urgent=self._level > 0)
+                urgent = self._level > 0
+                await self._gateway.begin_trial(self._variant, self._id, urgent, session.client.handle.address)
         except BaseException as error:
             self._gateway.end_trial(self._variant, self._id)
             if isinstance(error, (TimeoutError, EnginebayError)):

@@ -31,6 +31,7 @@ class RequestContext:
     """Filled in as the request proceeds; `App` reads it once at the end."""
 
     __slots__ = (
+        "cache_key",
         "catalog_entry",
         "counted_tokens",
         "crash_guard",
@@ -86,6 +87,7 @@ class RequestContext:
         self.wait_deadline: float | None = None  # when the wait for the model times out
         self.wait_announced = False  # the stream started with progress comments
         self.lora: str | None = None
+        self.cache_key = ""  # `prompt_cache_key`: requests that share it likely share a prefix
         self.usage = Usage()
         self.counted_tokens = CountedTokens()  # of all attempts
         self.queued_s = 0.0  # from its receipt until it left the queue

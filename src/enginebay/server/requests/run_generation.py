@@ -16,6 +16,7 @@ from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, Overloa
 from enginebay.fleet.routing.prompt_bounds import TextTooLong, make_bound
 from enginebay.server.encoding.response_writer import ResponseWriter
 from enginebay.server.requests.crash_guard import SuspectTrial, check_session
+from enginebay.server.requests.replica_choice import choose_replica
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.suspect_table import compute_digest
 from enginebay.server.sessions.model_session import ModelSession
@@ -159,6 +160,7 @@ async def generate_response(
     leave = await enter_queue(request_context, session, *measure_need(session, requests), trial)
     timer: asyncio.TimerHandle | None = None
     try:
+        session, leave = choose_replica(request_context, session, leave, requests, trial, writer)
         check_session(session)
         exchange.on_drained = writer.flush
         writer.counted_tokens = request_context.counted_tokens

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.contract import Support
@@ -15,6 +15,10 @@ from enginebay.fleet.routing.model_client import ModelClient
 from enginebay.server.sessions.admission_queue import AdmissionQueue
 from enginebay.server.telemetry.server_metrics import MetricValue, ServerMetrics
 from enginebay.text.tool_calls import TOOL_CALL_FORMATS, ToolCallFormat, detect_format
+
+if TYPE_CHECKING:
+    from enginebay.fleet.routing.replica_router import RouteReason
+    from enginebay.server.sessions.replica_pool import ReplicaPool
 
 
 class CountedTokens:
@@ -48,6 +52,8 @@ class CountedTokens:
         if usage.cached_tokens > self.cached:
             session.cached_tokens.inc(usage.cached_tokens - self.cached)
             self.cached = usage.cached_tokens
+        if session.pool is not None:
+            session.count_replica_tokens(usage)
 
 
 class ModelSession:
@@ -66,6 +72,11 @@ class ModelSession:
         self.probe: asyncio.Future[Any] | None = None  # a liveness check of the engine in progress
         self.queue = queue
         self.draining = False  # the worker accepts no more requests
+        self.replica = handle.replica
+        self.address = handle.address
+        self.pool: ReplicaPool | None = None  # the replicas among which a request is routed
+        self.reserved = False  # for a suspect: see `CrashGuard`
+        self.in_flight = 0  # requests of this process that were routed to it
         self.passed_control = False  # the engine answers, so that a death in a trial is the suspect's fault
         self.sampling_defaults = {name: value for name, value in handle.sampling.items() if self.supports(name)}
         self.tool_format = _select_tool_format(client)
@@ -84,6 +95,24 @@ class ModelSession:
         self._metrics = metrics
         for gauge in (metrics.requests_running, metrics.requests_waiting):
             gauge.child(*labels)  # reported even before the first request
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its worker accepts requests, as far as known."""
+        return not self.draining and not self.client.client.broken
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether requests are routed to it."""
+        return self.is_live and not self.reserved and not self.client.client.disconnected
+
+    def count_route(self, reason: RouteReason) -> None:
+        self._metrics.replica_requests.child(*self.labels, self.replica, reason).inc()
+
+    def count_replica_tokens(self, usage: Usage) -> None:
+        """Count a finished request's prompt, and how much of it this replica had cached."""
+        self._metrics.replica_prompt_tokens.child(*self.labels, self.replica).inc(usage.prompt_tokens)
+        self._metrics.replica_cached_tokens.child(*self.labels, self.replica).inc(usage.cached_tokens)
 
     @property
     def running_gauge(self) -> MetricValue:

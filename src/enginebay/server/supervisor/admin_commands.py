@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from enginebay.environments.environment_store import Environment
 from enginebay.errors import ConfigError, EnginebayError, InvalidRequest, Unsupported
 from enginebay.fleet.fleet import Fleet
 from enginebay.fleet.lifecycle.replica import Replica
+from enginebay.fleet.lifecycle.replica_scaler import find_ready, group_replicas
 from enginebay.fleet.lifecycle.rolling_update import RollingUpdate
 from enginebay.fleet.lifecycle.worker_logs import read_last_lines
 from enginebay.fleet.routing.variants import Variant
@@ -75,7 +76,9 @@ class AdminCommands:
 
     async def _ps(self) -> dict[str, Any]:
         await self._fleet.poll_workers()
-        models = [self._build_row(replica) for replica in self._fleet.replicas.values()]
+        groups = group_replicas(self._fleet.replicas.values()).values()
+        shown = [replica for copies in groups for replica in copies if _is_shown(replica)]
+        models = [self._build_row(replica) for replica in shown]
         return {
             "models": models,
             "standby": self._fleet.standby_pool.list_pids(),
@@ -99,7 +102,7 @@ class AdminCommands:
             "pid": worker.process.pid if worker is not None else None,
             "pinned": replica.variant.settings.pinned,
             "running": replica.running,
-            "waiting": self._fleet.count_waiting(replica.name),
+            "waiting": self._fleet.count_waiting(replica.name) if replica.number == 1 else 0,
             "memory_bytes": replica.memory_bytes or None,
             "needs_bytes": dict(replica.needed_bytes),
             "gpus": list(replica.gpus),
@@ -113,11 +116,12 @@ class AdminCommands:
         }
 
     async def _load(self, model: str) -> dict[str, Any]:
-        replica = self._fleet.get_replica(model)
-        already = replica.ready
-        self._fleet.reset_failures(replica)
+        copies = self._fleet.list_copies(self._fleet.get_replica(model))
+        already = find_ready(copies) is not None
+        for replica in copies:
+            self._fleet.reset_failures(replica)
         await self._fleet.acquire(model, queued=False)
-        return {**self._build_row(replica), "already": already}
+        return {**self._build_row(find_ready(copies) or copies[0]), "already": already}
 
     async def _sleep(self, model: str) -> dict[str, Any]:
         loaded = self._list_loaded(model)
@@ -126,20 +130,22 @@ class AdminCommands:
         replica = next((candidate for candidate in loaded if candidate.asleep_bytes is not None), None)
         if replica is None:
             raise InvalidRequest(f"{loaded[0].variant.kind} cannot put {model} to sleep", "unload it", param="model")
-        await self._fleet.sleep_or_unload(replica, ReplicaState.ASLEEP)
+        sleepers = [
+            copy for copy in self._fleet.list_copies(replica) if copy in loaded and copy.asleep_bytes is not None
+        ]
+        await self._fleet.sleep_or_unload(ReplicaState.ASLEEP, *sleepers)
         return {**self._build_row(replica), "frees_memory": replica.sleep_level > 0}
 
     async def _unload(self, model: str) -> dict[str, Any]:
         loaded = self._list_loaded(model) or [self._fleet.get_replica(model)]
-        for replica in loaded:
-            await self._fleet.sleep_or_unload(replica, ReplicaState.COLD)
+        await self._fleet.sleep_or_unload(ReplicaState.COLD, *loaded)
         return self._build_row(loaded[-1])
 
     def _list_loaded(self, name: str) -> list[Replica]:
-        """Return the loaded replicas of that name. A model's own name includes its fallbacks."""
+        """Return the loaded replicas of that name: all of a variant, of a model also its fallbacks, or a single one."""
         named = self._fleet.get_replica(name)
-        candidates = [named]
-        if named.variant.primary:
+        candidates = [named] if named.number > 1 else self._fleet.list_copies(named)
+        if named.variant.primary and named.number == 1:
             candidates = [
                 other for other in self._fleet.replicas.values() if other.variant.model == named.variant.model
             ]
@@ -148,26 +154,27 @@ class AdminCommands:
     async def _switch(self, from_: str, to: str) -> dict[str, Any]:
         """Put one model to sleep, or unload it if it cannot sleep, and load the other."""
         old, new = self._fleet.get_replica(from_), self._fleet.get_replica(to)
-        if old is new:
+        if old.variant.name == new.variant.name:
             raise InvalidRequest("both models are the same", param="to")
-        already = new.ready
+        already = find_ready(self._fleet.list_copies(new)) is not None
         self._fleet.reset_failures(new)
-        if old.ready:
-            if not new.ready:
+        leaving = [copy for copy in self._fleet.list_copies(old) if copy.ready]
+        if leaving:
+            if not already:
                 self._fleet.preload(to)  # first, so that the history records what replaced the old model
-            await self._fleet.sleep_or_unload(
-                old, ReplicaState.ASLEEP if self._can_keep_asleep(old, new) else ReplicaState.COLD
-            )
+            keeps = self._can_keep_asleep(leaving, new, already)
+            await self._fleet.sleep_or_unload(ReplicaState.ASLEEP if keeps else ReplicaState.COLD, *leaving)
         await self._fleet.acquire(to, queued=False)
         return {**self._build_row(new), "already": already, "left": state_label(old)}
 
-    def _can_keep_asleep(self, old: Replica, new: Replica) -> bool:
-        """Return whether `old` asleep and `new` awake fit in memory together."""
-        if new.ready or old.asleep_bytes is None:
-            return old.asleep_bytes is not None
+    def _can_keep_asleep(self, leaving: Sequence[Replica], new: Replica, already: bool) -> bool:
+        """Return whether these asleep and `new` awake fit in memory together."""
+        can_sleep = all(replica.asleep_bytes is not None for replica in leaving)
+        if already or not can_sleep:
+            return can_sleep
         budget = self._fleet.memory_budget
-        asleep = replace(budget.snapshot_replica(old), state=ReplicaState.ASLEEP)
-        account = MemoryAccount(budget.pool_bytes, [asleep], PlannerLimits())
+        asleep = [replace(budget.snapshot_replica(replica), state=ReplicaState.ASLEEP) for replica in leaving]
+        account = MemoryAccount(budget.pool_bytes, asleep, PlannerLimits())
         return account.find_room(budget.snapshot_replica(new)) is not None
 
     async def _switches(self) -> dict[str, Any]:
@@ -175,7 +182,8 @@ class AdminCommands:
 
     async def _logs(self, model: str, lines: int = 100) -> dict[str, Any]:
         replicas = [self._fleet.get_replica(model), *self._list_loaded(model)]
-        plan = next((item.variant.plan for item in replicas if item.variant.plan is not None), None)
+        plans = (item.name_log(item.variant.plan) for item in replicas if item.variant.plan is not None)
+        plan = next(plans, None)
         if plan is None:
             raise InvalidRequest(f"{model} has no log: it was never started", param="model")
         return {"lines": await asyncio.to_thread(read_last_lines, plan.launch.log, lines)}
@@ -269,14 +277,19 @@ class AdminCommands:
         """Change adapters in the running worker if its engine can, else in a new worker that then takes over."""
         variant = _replace_load(replica.variant, loras=loras)
         variant = replace(variant, settings=replace(variant.settings, loras=loras))
+        copies = self._fleet.list_copies(replica)
         try:
-            if not replica.ready or replica.worker is None:
+            if find_ready(copies) is None or any(copy.in_transition for copy in copies):
                 raise Unsupported("it is not loaded")
-            await apply_live(replica.worker.client)
-            replica.variant, replica.reduced_plan = variant, None
-            replica.worker.handle = replace(replica.worker.handle, loras=tuple(loras))  # for future sessions
+            for copy in copies:
+                if copy.ready and copy.worker is not None:
+                    await apply_live(copy.worker.client)
+                    copy.worker.handle = replace(copy.worker.handle, loras=tuple(loras))  # for future sessions
+            for copy in copies:
+                if copy.worker is None or copy.ready:
+                    copy.variant, copy.reduced_plan = variant, None
         except Unsupported:
-            await self._rolling_update.replace_variant(replica, variant)
+            await self._rolling_update.replace_variant(variant)
         await self._apply()
 
     async def _upgrade(self, engine: str) -> dict[str, Any]:
@@ -287,9 +300,8 @@ class AdminCommands:
             before = dict(self._upgraded_environments)
             self._upgraded_environments[environment.kind] = environment
             try:
-                changes = await self._rolling_update.apply(
-                    [self._apply_upgrade(replica.variant) for replica in self._fleet.replicas.values()]
-                )
+                variants = {replica.variant.name: replica.variant for replica in self._fleet.replicas.values()}
+                changes = await self._rolling_update.apply(map(self._apply_upgrade, variants.values()))
             except BaseException:
                 self._upgraded_environments = before
                 raise
@@ -299,6 +311,16 @@ class AdminCommands:
     def _apply_upgrade(self, variant: Variant) -> Variant:
         environment = self._upgraded_environments.get(variant.kind)
         return variant if environment is None or variant.plan is None else _move_to_environment(variant, environment)
+
+
+def _is_shown(replica: Replica) -> bool:
+    """Return whether `bay ps` shows it: a replica beyond the first only if it is loaded or fails."""
+    return (
+        replica.number == 1
+        or replica.state is not ReplicaState.COLD
+        or replica.in_transition
+        or bool(replica.last_failure)
+    )
 
 
 def _get_loras(replica: Replica) -> dict[str, str]:

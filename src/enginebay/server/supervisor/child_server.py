@@ -19,6 +19,7 @@ from enginebay.fleet.scheduling.wait_estimate import WaitEstimate
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.auth.rate_limits import RateLimitDecision
 from enginebay.server.requests.suspect_table import SuspectEvent
+from enginebay.server.sessions.model_catalog import ReplicaDemand
 from enginebay.server.supervisor.process_channel import ProcessChannel, RpcHandler
 from enginebay.server.supervisor.server_instance import ServerInstance, ServerSetup
 from enginebay.worker.client_side.worker_client import import_grpc
@@ -81,8 +82,19 @@ class ServerProcess:
             self._missed_snapshots = 0
         return self.last_snapshot
 
-    async def hold_admission(self, variant: str) -> None:
-        await self.channel.call("hold_admission", variant)
+    async def hold_admission(self, variant: str, address: str = "") -> None:
+        await self.channel.call("hold_admission", variant, address)
+
+    async def set_replicas(self, variant: str, replicas: tuple[ReplicaHandle, ...]) -> None:
+        self.channel.notify("set_replicas", variant, replicas)
+
+    async def exchange_loads(self, loads: Mapping[str, Mapping[str, int]]) -> ReplicaDemand:
+        """Tell it the running requests. Return what waits in it; nothing if it does not answer in time."""
+        with suppress(TimeoutError, EnginebayError):
+            async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
+                demand: ReplicaDemand = await self.channel.call("exchange_loads", loads)
+                return demand
+        return ReplicaDemand()
 
     def release_admission(self, variant: str) -> None:
         self.channel.notify("release_admission", variant)
@@ -154,8 +166,8 @@ class _RemoteFleet:
     async def run_admin_command(self, command: str, arguments: dict[str, Any]) -> Any:
         return await self._channel.call("run_admin_command", command, arguments)
 
-    async def begin_trial(self, variant: str, trial: str, urgent: bool = False) -> None:
-        await self._channel.call("begin_trial", variant, trial, urgent)
+    async def begin_trial(self, variant: str, trial: str, urgent: bool = False, address: str = "") -> None:
+        await self._channel.call("begin_trial", variant, trial, urgent, address)
 
     def end_trial(self, variant: str, trial: str) -> None:
         self._channel.notify("end_trial", variant, trial)
@@ -186,8 +198,15 @@ async def _serve(listening: socket.socket, control: socket.socket) -> None:
     async def drain() -> None:
         await instances[0].drain()
 
-    async def hold_admission(variant: str) -> None:
-        await instances[0].hold_admission(variant)
+    async def hold_admission(variant: str, address: str) -> None:
+        await instances[0].hold_admission(variant, address)
+
+    async def set_replicas(variant: str, replicas: tuple[ReplicaHandle, ...]) -> None:
+        if instances:  # else its setup has them
+            await instances[0].set_replicas(variant, replicas)
+
+    async def exchange_loads(loads: Mapping[str, Mapping[str, int]]) -> ReplicaDemand:
+        return await instances[0].exchange_loads(loads)
 
     async def release_admission(variant: str) -> None:
         instances[0].release_admission(variant)
@@ -198,7 +217,8 @@ async def _serve(listening: socket.socket, control: socket.socket) -> None:
 
     handlers: dict[str, RpcHandler] = {
         "start": start, "configure": configure, "snapshot": snapshot, "drain": drain, "hold_admission": hold_admission,
-        "release_admission": release_admission, "apply_suspect": apply_suspect,
+        "release_admission": release_admission, "apply_suspect": apply_suspect, "set_replicas": set_replicas,
+        "exchange_loads": exchange_loads,
     }  # fmt: skip
     channel = await ProcessChannel.open(control, handlers)
     await channel.closed

@@ -22,7 +22,13 @@ from enginebay.server.requests.crash_guard import CrashGuard, TrialGateway
 from enginebay.server.requests.server_context import RateLimitsClient, ServerContext
 from enginebay.server.requests.suspect_table import SuspectEvent
 from enginebay.server.sessions.admission_queue import AdmissionQueue
-from enginebay.server.sessions.model_catalog import CatalogEntry, FleetGateway, ModelCatalog
+from enginebay.server.sessions.model_catalog import (
+    CatalogEntry,
+    FleetGateway,
+    ModelCatalog,
+    ReplicaDemand,
+    VariantConnector,
+)
 from enginebay.server.telemetry.server_log import ServerLog
 from enginebay.server.telemetry.server_metrics import ServerMetrics
 from enginebay.server.telemetry.tracing import load_tracer
@@ -40,7 +46,7 @@ class ServerSetup:
     keyring: Keyring
     max_wait_s: float = 300.0  # for a model that is not loaded
     processes: int = 1  # number of processes that share the limits
-    replicas: Mapping[str, ReplicaHandle] = field(default_factory=dict)  # awake now, by variant
+    replicas: Mapping[str, tuple[ReplicaHandle, ...]] = field(default_factory=dict)  # ready now, by variant
     admin_token: str = field(default="", repr=False)  # for /admin without keys
     suspects: tuple[SuspectEvent, ...] = ()  # known at its start
 
@@ -64,7 +70,7 @@ class ServerInstance:
         self.log = log or open_log(config)
         self._setup = setup
         self._tracer = load_tracer(os.environ)
-        self._held_queues: dict[str, AdmissionQueue] = {}
+        self._holds: dict[str, tuple[str, Callable[[], None]]] = {}  # by variant: a worker address, how to end it
         self.crash_guard = CrashGuard(fleet, self.metrics, self.log)
         for event in setup.suspects:
             self.crash_guard.table.apply(event)
@@ -106,17 +112,32 @@ class ServerInstance:
         known.route = route
         for connector, kind in zip(known.connectors, route.kinds, strict=True):
             connector.kind = kind  # a variant keeps its name on another engine
-            if connector.session is not None:
-                connector.session.client.loras = route.loras
+            connector.set_loras(route.loras)
         return known
 
-    async def _connect_replicas(self, replicas: Mapping[str, ReplicaHandle]) -> None:
-        """Open sessions with the awake replicas, so that no request has to."""
+    async def _connect_replicas(self, replicas: Mapping[str, tuple[ReplicaHandle, ...]]) -> None:
+        """Open sessions with the ready replicas, so that no request has to."""
         limits = self._context.config.limits
-        for entry in self._context.catalog.entries.values():
-            for connector in entry.connectors:
-                if connector.name in replicas:
-                    await connector.connect(replicas[connector.name], limits, self.metrics)
+        for connector in self._list_connectors():
+            for replica in replicas.get(connector.name, ()):
+                await connector.connect(replica, limits, self.metrics)
+
+    def _list_connectors(self) -> list[VariantConnector]:
+        return [connector for entry in self._context.catalog.entries.values() for connector in entry.connectors]
+
+    # Models with several replicas
+
+    async def set_replicas(self, variant: str, replicas: tuple[ReplicaHandle, ...]) -> None:
+        """Use exactly these replicas of a variant."""
+        for connector in self._list_connectors():
+            if connector.name == variant:
+                await connector.set_replicas(replicas, self._context.config.limits, self.metrics)
+
+    async def exchange_loads(self, loads: Mapping[str, Mapping[str, int]]) -> ReplicaDemand:
+        """Note the running requests of variants by worker address, and say what waits here."""
+        connectors = [connector for connector in self._list_connectors() if connector.name in loads]
+        outdated = tuple(connector.name for connector in connectors if connector.note_loads(loads[connector.name]))
+        return ReplicaDemand({connector.name: connector.queue.waiting for connector in connectors}, outdated)
 
     async def configure(self, setup: ServerSetup) -> None:
         """Apply another configuration. Responses in progress are not affected."""
@@ -133,21 +154,27 @@ class ServerInstance:
             if entry not in entries:
                 entry.retire()
 
-    async def hold_admission(self, variant: str) -> None:
-        """Admit no request to the variant, and wait until it runs none."""
-        if variant not in self._held_queues:
-            entries = self._context.catalog.entries.values()
-            queues = [one.queue for entry in entries for one in entry.connectors if one.name == variant]
-            for queue in queues:
-                queue.hold()
-                self._held_queues[variant] = queue
-        if variant in self._held_queues:
-            await self._held_queues[variant].wait_idle()
+    async def hold_admission(self, variant: str, address: str = "") -> None:
+        """Send no request to the variant's worker at this address, or to none if it is the only one. Wait until it is idle."""
+        if variant in self._holds and self._holds[variant][0] != address:
+            self.release_admission(variant)
+        connector = next((one for one in self._list_connectors() if one.name == variant), None)
+        if connector is None:
+            return
+        if variant not in self._holds:
+            if connector.reserve(address):
+                self._holds[variant] = address, connector.end_reservation
+            else:
+                connector.queue.hold()
+                self._holds[variant] = address, connector.queue.release
+        if connector.is_reserved(address):
+            await connector.wait_idle(address)
+        else:
+            await connector.queue.wait_idle()
 
     def release_admission(self, variant: str) -> None:
-        queue = self._held_queues.pop(variant, None)
-        if queue is not None:
-            queue.release()
+        _, release = self._holds.pop(variant, ("", lambda: None))
+        release()
 
     def snapshot(self) -> dict[str, object]:
         self.metrics.connections.child().set(len(self._listener.connections))

@@ -13,6 +13,7 @@ from enginebay.errors import EnginebayError
 from enginebay.fleet.fleet import Fleet
 from enginebay.fleet.lifecycle.crash_records import forgive_crashes
 from enginebay.fleet.lifecycle.replica import Replica
+from enginebay.fleet.lifecycle.replica_scaler import group_replicas, list_handles
 from enginebay.fleet.memory.memory_observed import ObservedResources
 from enginebay.fleet.routing.variants import build_routes
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate
@@ -25,14 +26,16 @@ from enginebay.server.supervisor.child_server import ServerProcess
 from enginebay.server.supervisor.desired_state import DesiredState
 from enginebay.server.supervisor.listen_socket import start_listening
 from enginebay.server.supervisor.process_channel import RpcHandler
+from enginebay.server.supervisor.replica_sharing import ReplicaSharing
 from enginebay.server.supervisor.server_instance import ServerInstance, ServerSetup, open_log
 from enginebay.server.supervisor.shutdown_signals import ReloadSignal, StopSignal
-from enginebay.server.supervisor.trial_coordinator import AdmissionHolder, TrialCoordinator
+from enginebay.server.supervisor.trial_coordinator import TrialCoordinator
 from enginebay.server.telemetry import prometheus_text
 from enginebay.server.telemetry.fleet_observer import FleetObserver, observe_workers
 from enginebay.server.telemetry.server_metrics import (
     ServerMetrics,
     Snapshot,
+    add_hit_ratio,
     keep_counters,
     merge_snapshots,
     sum_family,
@@ -86,6 +89,7 @@ class Supervisor:
         self._dead_counters: Snapshot = {}  # of server processes that died
         self._suspects = SuspectTable()  # for server processes that start later
         self._trials = TrialCoordinator(self._list_processes)
+        self._sharing = ReplicaSharing(self.fleet, self._list_processes)
 
     # The fleet, for server processes
 
@@ -109,13 +113,13 @@ class Supervisor:
                 self._log.log_event("reload failed", level="error", error=str(error))
             raise
 
-    async def begin_trial(self, variant: str, trial: str, urgent: bool = False) -> None:
-        await self._trials.begin(variant, trial, urgent)
+    async def begin_trial(self, variant: str, trial: str, urgent: bool = False, address: str = "") -> None:
+        await self._trials.begin(variant, trial, urgent, address)
 
     def end_trial(self, variant: str, trial: str) -> None:
         self._trials.end(variant, trial)
 
-    def _list_processes(self) -> Sequence[AdmissionHolder]:
+    def _list_processes(self) -> Sequence[ServerInstance | ServerProcess]:
         """List the server processes that live: one that exited runs nothing."""
         if self._instance is not None:
             return [self._instance]
@@ -127,7 +131,8 @@ class Supervisor:
             child.channel.notify("apply_suspect", event)
         replica = self.fleet.replicas.get(event.variant)
         if event.kind == "refused" and replica is not None:
-            forgive_crashes(replica, event.addresses, self.fleet.config)
+            for copy in self.fleet.list_copies(replica):
+                forgive_crashes(copy, event.addresses, self.fleet.config)
             if not replica.ready:
                 self.fleet.preload(event.variant)
 
@@ -141,6 +146,7 @@ class Supervisor:
                 return
             await asyncio.to_thread(import_grpc)
             start_listening(self._sock)
+            self._sharing.start()
             self._reload_signal.subscribe(lambda: asyncio.ensure_future(self._reload_on_signal()))
             if self.desired.config.server.workers == 1:
                 await self._serve_in_process()
@@ -149,6 +155,7 @@ class Supervisor:
         finally:
             self._sock.close()
             self._admin_token.remove()
+            await self._sharing.close()
             await self._admin.close()
             await self.fleet.close()
 
@@ -181,21 +188,18 @@ class Supervisor:
         replicas = self.fleet.replicas.values()
         return ServerSetup(
             config.server,
-            build_routes([replica.variant for replica in replicas]),
+            build_routes([replica.variant for replica in replicas if replica.number == 1]),
             self.desired.keyring,
             config.fleet.max_wait_s,
             config.server.workers,
-            {
-                replica.name: replica.worker.handle
-                for replica in replicas
-                if replica.ready and replica.worker is not None
-            },
+            {name: list_handles(copies) for name, copies in group_replicas(replicas).items()},
             self._admin_token.text,
             self._suspects.list_events(),
         )
 
     def _mark_serving(self) -> None:
-        self._on_ready(list(self.fleet.replicas.values()), self.fleet.list_failures())
+        firsts = [replica for replica in self.fleet.replicas.values() if replica.number == 1]
+        self._on_ready(firsts, self.fleet.list_failures())
         self._observer.serving = True
 
     async def _observe_fleet(self) -> None:
@@ -207,7 +211,7 @@ class Supervisor:
     async def _serve_in_process(self) -> None:
         async def scrape(instance: ServerInstance) -> bytes:
             await self._observe_fleet()
-            return prometheus_text.render_metrics(instance.snapshot())
+            return prometheus_text.render_metrics(add_hit_ratio(instance.snapshot()))
 
         instance = ServerInstance(
             self._sock, self._build_setup(), self, LocalRateLimits(), scrape, self._metrics, self._log
@@ -312,7 +316,7 @@ class Supervisor:
             await self._observe_fleet()
             children = list(self._children)
             await asyncio.gather(*(child.snapshot() for child in children), return_exceptions=True)
-            return prometheus_text.render_metrics(self._merge_metrics(children))
+            return prometheus_text.render_metrics(add_hit_ratio(self._merge_metrics(children)))
 
         return {
             "take": take, "charge": charge, "scrape": scrape, "acquire": self.acquire, "estimate_wait": self.estimate_wait,

@@ -18,8 +18,8 @@ _WINDOW_S = 30.0  # in any such time
 class AdmissionHolder(Protocol):
     """A server process. Both calls may be repeated."""
 
-    async def hold_admission(self, variant: str) -> None:
-        """Admit no request to the variant, and wait until it runs none."""
+    async def hold_admission(self, variant: str, address: str = "") -> None:
+        """Send no request to the worker at this address, or to none if it is the only one. Wait until it is idle."""
 
     def release_admission(self, variant: str) -> None: ...
 
@@ -59,8 +59,11 @@ class TrialCoordinator:
         self._clock = clock
         self._variants: dict[str, _VariantTrials] = {}
 
-    async def begin(self, variant: str, trial: str, urgent: bool = False) -> None:
-        """Wait for the trials before it, then until all processes hold the variant and run nothing on it."""
+    async def begin(self, variant: str, trial: str, urgent: bool = False, address: str = "") -> None:
+        """Wait for the trials before it, then until no process runs anything on the worker at this address.
+
+        If it is the variant's only worker, others wait meanwhile; else they use the other replicas.
+        """
         trials, now = self._variants.setdefault(variant, _VariantTrials()), self._clock()
         if not urgent and trials.measure_held_s(now) > _MAX_HOLD_S:
             raise Overloaded("too many trials")
@@ -70,7 +73,7 @@ class TrialCoordinator:
             await turn
         else:
             trials.active, trials.held_since = trial, now
-        await asyncio.gather(*(process.hold_admission(variant) for process in self._list_processes()))
+        await asyncio.gather(*(process.hold_admission(variant, address) for process in self._list_processes()))
 
     def end(self, variant: str, trial: str) -> None:
         trials = self._variants.get(variant, _VariantTrials())

@@ -37,6 +37,7 @@ MAX_CHILDREN = 1000  # per family: further label values share one child, which b
 OVERFLOW_LABEL = "other"
 
 _MODEL = ("model", "engine")
+_REPLICA = (*_MODEL, "replica")
 _TTFT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)  # fmt: skip
 _QUEUE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _INTER_TOKEN_S = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)  # fmt: skip
@@ -184,6 +185,17 @@ class ServerMetrics:
         self.completion_tokens = counter(
             "enginebay_completion_tokens_total", "Generated tokens, counted as they leave.", _MODEL
         )
+        self.replica_requests = counter(
+            "enginebay_replica_requests_total",
+            "Requests sent to each replica of models with several, by why it was chosen: session, prefix, adapter, load.",
+            (*_REPLICA, "reason"),
+        )
+        self.replica_prompt_tokens = counter(
+            "enginebay_replica_prompt_tokens_total", "Prompt tokens of finished requests, by replica.", _REPLICA
+        )
+        self.replica_cached_tokens = counter(
+            "enginebay_replica_cached_tokens_total", "Of those, served from the replica's KV cache.", _REPLICA
+        )
         self.rate_limited = counter(
             "enginebay_rate_limited_total", "Requests refused by the API key's rate limit.", ("key",)
         )
@@ -244,6 +256,13 @@ class ServerMetrics:
         )
         self.model_awake = gauge("enginebay_model_awake", "1 while the model accepts requests.", _MODEL, "max")
 
+        self.replicas_ready = gauge(
+            "enginebay_replicas_ready", "Replicas that accept requests, of models that may have several.", _MODEL, "max"
+        )
+        self.replica_running = gauge("enginebay_replica_running", "Requests in each replica.", _REPLICA, "max")
+        self.replica_imbalance = gauge(
+            "enginebay_replica_imbalance_ratio", "Requests in the busiest replica, divided by the mean.", _MODEL, "max"
+        )
         self.gpu_reserved = gauge(
             "enginebay_gpu_reserved_bytes", "GPU memory reserved for the model, on each GPU it was placed on and why.",
             (*_MODEL, "gpu", "reason"), "max",
@@ -279,6 +298,16 @@ def merge_snapshots(snapshots: Iterable[Snapshot]) -> Snapshot:
                 raise ValueError(f"{name} has different buckets in another process")
             merged[name] = family if known is None else {**known, "children": _merge_children(known, family)}
     return merged
+
+
+def add_hit_ratio(snapshot: Snapshot) -> Snapshot:
+    """Add the share of all prompt tokens that the KV cache served, by model and engine."""
+    cached = {tuple(labels): value for labels, value in snapshot["enginebay_cached_tokens_total"]["children"]}
+    prompts = snapshot["enginebay_prompt_tokens_total"]["children"]
+    ratios = [[labels, cached.get(tuple(labels), 0) / total] for labels, total in prompts if total]
+    name, help_ = "enginebay_cache_hit_ratio", "Fraction of the prompt tokens that the KV cache served."
+    family = {"kind": "gauge", "help": help_, "labels": list(_MODEL), "merge": "max", "children": ratios}
+    return {**snapshot, name: family}
 
 
 def keep_counters(snapshot: Snapshot) -> Snapshot:

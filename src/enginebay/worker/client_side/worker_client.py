@@ -62,6 +62,8 @@ class WorkerClient(asyncio.Protocol):
         self._last_number = 0
         self._open_calls = 0  # RPCs in flight
         self._pending_ask = pb.Ask()
+        self.on_load: Callable[[int], None] | None = None  # gets the requests of all clients when their number changes
+        self._last_load = 0
         self._send_scheduled = False
         self._closing = False
         self.disconnected = False  # a moment before `broken`, which has the reason
@@ -303,6 +305,9 @@ class WorkerClient(asyncio.Protocol):
                     touched[number] = listener
         if flush.finish or flush.done or flush.failure:
             self._deliver_ends(flush, touched)
+        if self.on_load is not None and flush.running != self._last_load:
+            self._last_load = flush.running
+            self.on_load(flush.running)
 
     def _deliver_mixed(self, flush: pb.Flush, touched: dict[int, GenerationListener]) -> None:
         rows = len(flush.request)

@@ -19,10 +19,11 @@ _MAX_ROWS = 4096  # keeps messages small when a reader was slow
 class OutputQueue:
     """The events of one stream. Any thread puts, one thread at a time takes; a deque needs no lock for that."""
 
-    def __init__(self, send: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, send: Callable[[], None] = lambda: None, count_running: Callable[[], int] = lambda: 0) -> None:
         self._rows: deque[OutputRow] = deque()
         self._ends: deque[pb.Finish | pb.Done | pb.Failure] = deque()
         self._send = send
+        self._count_running = count_running
         self.engine_numbers: dict[int, int] = {}  # the client's request numbers -> the engine's
 
     def put_row(self, row: OutputRow) -> None:
@@ -75,6 +76,7 @@ class OutputQueue:
                 message.done.append(end)
             else:
                 message.failure.append(end)
+        message.running = self._count_running()
         return message
 
 

@@ -73,7 +73,7 @@ class RequestTable:
 
     def open_queue(self, send: Callable[[], None] = lambda: None) -> OutputQueue:
         """Open the queue of a new stream. Any thread may call `send` when it has output."""
-        queue = OutputQueue(send)
+        queue = OutputQueue(send, self._requests.__len__)
         with self._lock:
             self._queues = (*self._queues, queue)
         return queue

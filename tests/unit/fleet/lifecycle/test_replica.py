@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def _awake_replica(accepted_before: int) -> Replica:
     replica = Replica(
-        variant=SimpleNamespace(settings=SimpleNamespace(pinned=False)),
+        variant=SimpleNamespace(settings=SimpleNamespace(pinned=False), max_replicas=1),
         observation_key="k",
         awake_bytes={},
         asleep_bytes=None,

@@ -82,9 +82,9 @@ def make_session(buffer: int = 1000) -> Any:
         inter_token=metrics.inter_token_latency.child("m", "e"),
         **{name: getattr(metrics, name).child("m", "e") for name in TOKEN_COUNTERS},
         limits=SimpleNamespace(stream_buffer_bytes=buffer),
+        pool=None,
         markers={99: "<tool_call>"},
         restore_markers=lambda text, ids: "<tool_call>" * (99 in ids) + text,
-        last_token_at=0.0,
         next_call_id=lambda: "call_1",
     )
 

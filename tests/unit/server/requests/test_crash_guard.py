@@ -23,7 +23,7 @@ class Gateway:
         self.active: list[str] = []
         self.events: list[SuspectEvent] = []
 
-    async def begin_trial(self, variant: str, trial: str, urgent: bool = False) -> None:
+    async def begin_trial(self, variant: str, trial: str, urgent: bool = False, address: str = "") -> None:
         if not self.granted:
             await asyncio.sleep(60)
         self.active.append(trial)

@@ -71,7 +71,11 @@ async def test_an_embedding_is_not_sent_to_a_worker_that_died() -> None:
     queue = AdmissionQueue(max_running=1, max_waiting=1, timeout_s=5)
     worker = SimpleNamespace(broken=False, disconnected=True)
     session: Any = SimpleNamespace(
-        queue=queue, waiting_gauge=MetricValue(), running_gauge=MetricValue(), client=SimpleNamespace(client=worker)
+        queue=queue,
+        waiting_gauge=MetricValue(),
+        running_gauge=MetricValue(),
+        client=SimpleNamespace(client=worker),
+        pool=None,
     )
     with pytest.raises(Draining):
         await _run_embed(make_request_context(), session, [(1,)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,9 +18,20 @@ from enginebay.server.sessions.model_catalog import VariantConnector
 async def test_no_slot_of_the_engine_stays_unused(limit: int, engine: int, processes: int, expected: int) -> None:
     """The operator's own limit is never exceeded."""
     connector = VariantConnector("m", "fake", ServerLimits(), processes)
-    facts: Any = SimpleNamespace(max_batch=engine, reservable_tokens=None)
-    connector._apply_engine_limits(limit, facts)
+    assert _count_slots(connector, limit, engine) == expected
+
+
+async def test_every_replica_adds_its_slots() -> None:
+    connector = VariantConnector("m", "fake", ServerLimits(), 1)
+    assert _count_slots(connector, 256, 4, 8, 4) == 16
+
+
+def _count_slots(connector: VariantConnector, limit: int, *batches: int) -> int:
+    for number, batch in enumerate(batches):
+        facts = SimpleNamespace(max_batch=batch, reservable_tokens=None)
+        connector._sessions[str(number)] = cast("Any", SimpleNamespace(client=SimpleNamespace(facts=facts)))
+    connector._apply_engine_limits(limit)
     taken = 0
     while connector.queue.try_enter():
         taken += 1
-    assert taken == expected
+    return taken

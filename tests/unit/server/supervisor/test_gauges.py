@@ -29,8 +29,9 @@ from tests.unit.server.requests.test_retry_policy import make_request_context
 
 
 def replica(model: str, kind: str, ready: bool) -> Any:
+    variant = SimpleNamespace(name=f"{model}@{kind}", model=model, kind=kind, max_replicas=1)
     return SimpleNamespace(
-        variant=SimpleNamespace(model=model, kind=kind), ready=ready, gpus=(), placement_reason="", needed_bytes={}
+        variant=variant, ready=ready, running=0, number=1, gpus=(), placement_reason="", needed_bytes={}
     )
 
 
@@ -42,7 +43,7 @@ def setup(*models: str, kind: str = "fake") -> ServerSetup:
 
 def make_session(model: str, metrics: ServerMetrics) -> ModelSession:
     client: Any = SimpleNamespace(
-        handle=SimpleNamespace(model=model, sampling={}, tool_format="auto"),
+        handle=SimpleNamespace(model=model, sampling={}, tool_format="auto", replica="", address=""),
         facts=SimpleNamespace(kind="fake", version="1"),
         spec=SimpleNamespace(renders=True),
         prompt_encoder=SimpleNamespace(tokenizer=None),

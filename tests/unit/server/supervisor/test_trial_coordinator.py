@@ -17,7 +17,7 @@ class Process:
         self.held: set[str] = set()
         self.releases = 0
 
-    async def hold_admission(self, variant: str) -> None:
+    async def hold_admission(self, variant: str, address: str = "") -> None:
         self.held.add(variant)
         await self.idle.wait()
 

@@ -16,6 +16,7 @@ from enginebay.server.telemetry.server_metrics import (
     CounterFamily,
     HistogramFamily,
     ServerMetrics,
+    add_hit_ratio,
     merge_snapshots,
 )
 
@@ -30,6 +31,8 @@ NAMES = {
     "process_start_time_seconds", "enginebay_retries_total", "enginebay_fallbacks_total", "enginebay_switch_seconds",
     "enginebay_switch_phase_seconds_total", "enginebay_switch_slo_missed_total", "enginebay_worker_deaths_total",
     "enginebay_model_awake", "enginebay_key_queue_time_seconds", "enginebay_poison_requests_total",
+    "enginebay_replica_requests_total", "enginebay_replica_prompt_tokens_total", "enginebay_replica_cached_tokens_total",
+    "enginebay_replicas_ready", "enginebay_replica_running", "enginebay_replica_imbalance_ratio",
 }  # fmt: skip
 
 
@@ -49,6 +52,16 @@ def test_every_family_has_help_and_type() -> None:
         text = render_metrics({name: family}).decode()
         assert f"# TYPE {name} {family['kind']}\n" in text
         assert f"# HELP {name} {family['help']}\n" in text and family["help"]
+
+
+def test_the_hit_ratio_is_that_of_all_processes() -> None:
+    one, other = ServerMetrics(), ServerMetrics()
+    for metrics, prompt, cached in ((one, 100, 90), (other, 300, 10)):
+        metrics.prompt_tokens.child("m", "fake").inc(prompt)
+        metrics.cached_tokens.child("m", "fake").inc(cached)
+    merged = add_hit_ratio(merge_snapshots([one.snapshot(), other.snapshot()]))
+    assert 'enginebay_cache_hit_ratio{model="m",engine="fake"} 0.25' in render_metrics(merged).decode()
+    assert add_hit_ratio(ServerMetrics().snapshot())["enginebay_cache_hit_ratio"]["children"] == []
 
 
 def test_prometheus_reads_what_was_counted() -> None:

@@ -38,6 +38,7 @@ async def create_chat_completion(context: ServerContext, request_context: Reques
     session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     request_context.stream = bool(body.stream)
     request_context.prompt = body.messages
+    request_context.cache_key = body.prompt_cache_key or ""
     tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
     try:
         await _generate(request_context, body, session, lora, tools, sampling)

@@ -23,6 +23,7 @@ from enginebay.server.api.openai.completions import parse_prompts
 from enginebay.server.api.openai.response_objects import EmbeddingListObject, EmbeddingObject, EmbeddingUsageObject
 from enginebay.server.api.openai.schemas import EmbeddingBody
 from enginebay.server.requests.crash_guard import check_session
+from enginebay.server.requests.replica_choice import choose_replica
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.run_generation import (
     add_translation_headers,
@@ -60,6 +61,7 @@ async def _run_embed(
     trial = guard.find_trial(request_context, digest()) if guard is not None and guard.table else None
     leave = await enter_queue(request_context, session, trial=trial)
     try:
+        session, leave = choose_replica(request_context, session, leave, trial=trial)
         check_session(session)
     except Draining:
         leave()

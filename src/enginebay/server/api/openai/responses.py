@@ -28,6 +28,7 @@ async def create_response(context: ServerContext, request_context: RequestContex
     session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     request_context.stream = bool(body.stream)
     request_context.prompt = body.input
+    request_context.cache_key = body.prompt_cache_key or ""
     try:
         chat = await request_context.run_in_thread_if_large(_read_request, body, session, lora)
     except RequestError as error:

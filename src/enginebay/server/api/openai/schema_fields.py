@@ -91,12 +91,13 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     allow_special_tokens: AllowSpecialTokens | None = None
     stream: bool | None = None
     include_energy: bool | None = None  # an extension
+    # Requests that share it go to the same replica of the model.
+    prompt_cache_key: str | None = None
     # Accepted; they do not affect generation.
     user: str | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
 

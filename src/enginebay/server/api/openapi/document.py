@@ -27,6 +27,7 @@ _TAGS = {
 RESPONSE_HEADERS: dict[str, Schema] = {
     "x-request-id": {"description": "The request's id in the server log: yours, if you sent one."},
     "x-enginebay-engine": {"description": "The engine that served the request, and its version."},
+    "x-enginebay-replica": {"description": "The replica that served the request, for models that may have several."},
     "x-enginebay-fallback": {
         "description": "The engine that replaced the first one in the chain, and why. Absent without a fallback."
     },
@@ -157,7 +158,7 @@ def _build_success(route: Route, operation: Operation) -> dict[str, Any]:
         media[EVENT_STREAM] = {"schema": _build_event_schema(operation.event)}
     names = ["x-request-id"]
     if operation.names_model and route.scope != "admin":
-        names += ["x-enginebay-engine", "x-enginebay-fallback"]
+        names += ["x-enginebay-engine", "x-enginebay-replica", "x-enginebay-fallback"]
     if operation.generates:
         names.append("x-enginebay-translated")
     if operation.generates or operation.body == "EmbeddingBody":

@@ -244,7 +244,7 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "metadata": _ACCOUNT_FIELD,
     "ResponsesBody.metadata": "Returned with the response.",
     "safety_identifier": _ACCOUNT_FIELD,
-    "prompt_cache_key": "Accepted; has no effect: prompts are cached by content.",
+    "prompt_cache_key": "Requests with the same key go to the same replica of the model, where their prefix is cached.",
     "prompt_cache_retention": "Cached prompts are kept in memory.",
     "prompt_cache_options": "Not supported.",
     "moderation": "Not supported.",

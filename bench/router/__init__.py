@@ -1,0 +1,1 @@
+"""Benchmark of routing between the replicas of a model."""
