@@ -29,6 +29,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 ROOT_KEYS: dict[str, Setting] = {
     "engine": Setting("str", "default engine of models, or auto", default=AUTO),
+    "resume": Setting("bool", "continue a response on another worker when its own dies; unset: server.resume"),
     "model": Setting("str", "model to run by default"),
     "offline": Setting("bool", "never use the network", default=False),
 }

@@ -18,6 +18,9 @@ from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, Inva
 _EXTRA_TOKENS = 4  # enough to complete a character, which has at most four bytes
 _ATTEMPT_SEED_OFFSET = 1_000_003
 _BAD_REQUEST = 400
+_ADVANCED_GRAMMAR = {
+    "grammar_type": "tool_calls"
+}  # only such grammars are advanced past a text at the end of the prompt
 NO_LLGUIDANCE = "this xllamacpp build has no llguidance"
 _CONSTRAINTS = {"json": "JSON schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
 
@@ -36,6 +39,9 @@ class LlamaDriver:
     def run(self, call: LibraryCall) -> None:
         """Block until every choice of the call has finished. Raises an `EnginebayError` on failure."""
         self._start_constraint(call)
+        if call.outputs[0].is_restored_complete():
+            self._send_output(call, call.outputs[0], call.outputs[0].end_attempt("limit", False), ())
+            return
         self._attempt(call, call.outputs, tries=0)
         for output in call.outputs:
             tries = 0
@@ -59,10 +65,12 @@ class LlamaDriver:
             output=first.ids,
             budget=first.attempt_limit - first.count + slack,
             choices=len(outputs),
-            seed_offset=first.choice + tries * _ATTEMPT_SEED_OFFSET,
+            seed_offset=first.choice + tries * _ATTEMPT_SEED_OFFSET + first.restored,
             ban_end_tokens=keep_going,
         )
         body = call.request.body_builder.build(attempt) | {"cache_prompt": self._prompt_cache or tries > 0}
+        if first.restored and call.request.body_builder.guided is not None:
+            body |= _ADVANCED_GRAMMAR | {"generation_prompt": first.restored_text}
         chunks = _ChunkHandler(self._sink, call, outputs, ends_at_limit=slack > 0)
         self._library.stream_completion(body, chunks.handle)
         if chunks.error is not None:
@@ -85,9 +93,13 @@ class LlamaDriver:
         if self._llguidance is None:  # llama.cpp would abort, or drop the constraint
             kind = get_kind(body_builder.guided)
             raise Unsupported(NO_LLGUIDANCE, "install another version of xllamacpp", param=f"guided_{kind}")
+        if call.outputs[0].restored and self._llguidance.skips_blanks:  # nor does llama.cpp tokenize the text as it was
+            raise Unsupported("llama.cpp cannot continue a constrained output with this vocabulary")
         try:
             for output in call.outputs:
                 output.follow(self._llguidance.start(body_builder.constraint, lambda: call.request.cancelled))
+                if not output.allows(output.restored_text, output.ids):
+                    raise make_constraint_error(body_builder.guided, DROPPED)
         except ConstraintError as problem:
             raise make_constraint_error(body_builder.guided, problem) from None
 

@@ -123,6 +123,8 @@ class LlamaCppEngine:
         limit = min(sampling.max_tokens or context, context - prompt_tokens)
         active = ActiveRequest(number, LlamaBodyBuilder(request, context, self._adapter_ids), request.lora)
         outputs = [ChoiceOutput(choice, sampling, limit, self._find_unreported) for choice in range(sampling.n)]
+        if request.generated:
+            outputs[0].restore(request.generated, self._token_pieces.get_piece)
         # Stop tokens and min_tokens end or continue each choice separately.
         together = not sampling.stop_token_ids and not sampling.min_tokens
         need = prompt_tokens + limit

@@ -108,6 +108,11 @@ class LlguidanceLibrary:
             raise OSError(f"llguidance takes no tokenizer: {problem.value.decode(errors='replace')}")
         return int(tokenizer)
 
+    @property
+    def skips_blanks(self) -> bool:
+        """Whether llama.cpp follows tokens without the blank that words begin with."""
+        return self._get_piece is not None
+
     def start(self, grammar: str, is_cancelled: Callable[[], bool] = lambda: False) -> OutputFollower:
         """Return a follower at the start of the output. Raises `ConstraintError`, or `Cancelled` after a wait."""
         compiled = self._compiled.get(grammar) or self._compile(grammar, is_cancelled)

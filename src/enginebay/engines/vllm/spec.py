@@ -58,6 +58,7 @@ SPEC = EngineSpec(
     ),
     request=REQUEST,
     settings=SETTINGS,
+    continues=True,
     retired=RETIRED,
     recipes=(
         Recipe(

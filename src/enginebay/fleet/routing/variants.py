@@ -36,6 +36,7 @@ class Variant:
     idle_s: float | None = None
     sleep: str | int = "auto"
     memory: MemoryEstimate = field(default_factory=lambda: MemoryEstimate({}))
+    resume: bool = True  # see `ModelRoute`
 
     @property
     def primary(self) -> bool:
@@ -54,6 +55,7 @@ class ModelRoute:
     fallback_on: tuple[str, ...] = ()  # fallback triggers: see `classify_fallback_trigger`
     task: str = "generate"
     load_at_start: bool = True
+    resume: bool = True  # continue a response on another worker when its own dies
 
 
 def build_variants(
@@ -93,6 +95,7 @@ def _build_route(model: str, chain: list[Variant]) -> ModelRoute:
         fallback_on=chain[0].settings.fallback_on,
         task=loads[0].task if loads else chain[0].settings.task,
         load_at_start=chain[0].settings.load == "start" or chain[0].settings.pinned,
+        resume=chain[0].resume,
     )
 
 
@@ -119,10 +122,13 @@ def _build_variant(
                 error.message = f"{model}: {error.message}"
             raise
         kind = requested.partition("==")[0]
-        return Variant(variant_name, model, kind, None, _to_client_error(error), model_config, {}, idle_s, sleep)
+        return Variant(
+            variant_name, model, kind, None, _to_client_error(error), model_config, {}, idle_s, sleep,
+            resume=config.resume_for(model),
+        )  # fmt: skip
     sampling = config.sampling_for(plan.spec.kind, plan.model)
-    name = variant_name or plan.model
-    return Variant(name, plan.model, plan.spec.kind, plan, None, model_config, sampling, idle_s, sleep, memory)
+    name, resume = variant_name or plan.model, config.resume_for(model)
+    return Variant(name, plan.model, plan.spec.kind, plan, None, model_config, sampling, idle_s, sleep, memory, resume)
 
 
 def _to_client_error(error: EnginebayError) -> EnginebayError:
