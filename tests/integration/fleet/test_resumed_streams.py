@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx2 as httpx
 
-from tests.integration.fleet.server_site import ServerSite, find_worker, read_worker_deaths
+from tests.integration.fleet.server_site import (
+    ServerSite,
+    find_worker,
+    find_workers,
+    read_worker_deaths,
+    wait_another_worker,
+)
 from tests.integration.fleet.streamed_answers import CHAT, COMPLETIONS, RESPONSES, StreamedAnswer, StreamReader
 from tests.integration.server.bay_process import BayProcess, run_server
 
@@ -116,3 +123,107 @@ async def test_a_hundred_kills_change_no_stream(site: ServerSite) -> None:
             await asyncio.gather(*map(run_rounds, names))
             assert await read_metric(client, "enginebay_requests_resumed_total") >= 100
         assert len(read_worker_deaths(server)) == len(names) * rounds
+
+
+async def send_and_kill(
+    server: BayProcess, client: httpx.AsyncClient, body: dict[str, Any], *after_s: float
+) -> StreamedAnswer:
+    """Send a completion, and kill its worker so long after its first output, and after the first since then."""
+    reader = StreamReader(client, COMPLETIONS, {"model": "toy", "prompt": "hello", "ignore_eos": True, **body})
+    reading = asyncio.create_task(reader.read())
+    for pause_s in after_s:
+        await reader.begun.wait()
+        await asyncio.sleep(pause_s)
+        known = {worker.pid for worker in find_workers(server)}
+        find_worker(server).kill()
+        await wait_another_worker(server, known)
+        reader.begun.clear()
+    return await reading
+
+
+async def test_which_responses_are_resumed(site: ServerSite) -> None:
+    slow = {"step_s": 0.01}
+    models = {
+        "toy": {"engine": "fake", "fake": slow},
+        "fixed": {"engine": "fake", "fake": slow, "resume": False},
+    }
+    config: dict[str, object] = {"models": models, "fleet": PATIENT, "server": {"log_format": "json"}}
+    with run_server(config=config, environ=site.alone) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            whole = await send_and_kill(server, client, {"max_tokens": 40, "prompt": "one kill"}, 0.05)
+            assert (whole.finish_reasons, whole.usage["completion_tokens"], whole.errors) == (["length"], 40, [])
+            alone_s = 2.5  # longer than it runs alone after the first death: the second does not prove it guilty
+            twice = await send_and_kill(server, client, {"max_tokens": 600, "prompt": "two kills"}, 0.05, alone_s)
+            assert [error["code"] for error in twice.errors] == ["engine_unavailable"], "it may be the cause"
+            several = await send_and_kill(server, client, {"max_tokens": 60, "n": 2, "prompt": "two choices"}, 0.05)
+            assert [error["code"] for error in several.errors] == ["engine_unavailable"]
+
+            reader = StreamReader(client, COMPLETIONS, {"model": "fixed", "prompt": "hello", "max_tokens": 100})
+            reading = asyncio.create_task(reader.read())
+            await reader.begun.wait()
+            find_worker(server, "fixed").kill()
+            assert [error["code"] for error in (await reading).errors] == ["engine_unavailable"]
+
+            unstreamed = {"model": "toy", "prompt": "a whole one", "max_tokens": 60, "ignore_eos": True}
+            await client.post(COMPLETIONS, json={**unstreamed, "max_tokens": 1})  # its worker is ready
+            asking = asyncio.create_task(client.post(COMPLETIONS, json=unstreamed))
+            await asyncio.sleep(0.3)
+            find_worker(server).kill()
+            found = (await asking).json()
+            assert found["usage"]["completion_tokens"] == 60 and found["choices"][0]["finish_reason"] == "length"
+            assert await read_metric(client, "enginebay_requests_resumed_total") == 3
+        records = [json.loads(line) for line in server.read_log().splitlines() if '"event":"request"' in line]
+        resumed = [record.get("resumed") for record in records if record["endpoint"] == "completions"]
+        assert resumed == [1, 1, None, None, None, 1]
+
+
+async def test_a_poison_stream_ends_after_two_deaths(site: ServerSite) -> None:
+    """The control request of its trial takes 32 tokens."""
+    with serve(site, ["toy"], {"step_s": 0.002, "crash_after_tokens": 60}) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            body = {"model": "toy", "prompt": "poison", "max_tokens": 500, "ignore_eos": True}
+            answer = await StreamReader(client, COMPLETIONS, body).read()
+            assert len(answer.text) > 60 and [error["code"] for error in answer.errors] == ["poison_request"]
+            again = await StreamReader(client, COMPLETIONS, body).read()
+            assert again.text == "" and [error["code"] for error in again.errors] == ["poison_request"]
+        assert len(read_worker_deaths(server)) == 2
+
+
+async def test_clients_that_leave_or_run_out_of_time_in_the_pause(site: ServerSite) -> None:
+    fake = {"step_s": 0.01, "load_s": 2.0}
+    with serve(site, ["toy"], fake, limits={"request_timeout_s": 1.5}) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            late = await send_and_kill(server, client, {"max_tokens": 1000, "prompt": "late"}, 0.05)
+            assert [error["code"] for error in late.errors] == ["timeout"]
+
+            reader = StreamReader(client, COMPLETIONS, {"model": "toy", "prompt": "gone", "max_tokens": 1000})
+            reading = asyncio.create_task(reader.read())
+            await reader.begun.wait()
+            find_worker(server).kill()
+            await asyncio.sleep(0.5)
+            reading.cancel()
+            after = await StreamReader(client, COMPLETIONS, {"model": "toy", "prompt": "after"}).read()
+            assert after.ends == ["[DONE]"]
+            assert await read_metric(client, "enginebay_requests_running") == 0
+            assert await read_metric(client, "enginebay_requests_waiting") == 0
+
+
+async def test_a_client_that_reads_nothing_in_the_pause_gets_the_whole_stream(site: ServerSite) -> None:
+    body = {"model": "toy", "prompt": "slow", "max_tokens": 3000, "temperature": 0, "ignore_eos": True}
+    with serve(site, ["toy"], {"step_s": 0.0005}) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            calm = (await StreamReader(client, COMPLETIONS, body).read()).text
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", server.port))
+            data = json.dumps({**body, "stream": True}).encode()
+            head = f"POST {COMPLETIONS} HTTP/1.0\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+            connection.sendall(head + data)
+            await asyncio.sleep(0.7)
+            find_worker(server).kill()
+            await asyncio.sleep(3)
+            connection.settimeout(30)
+            received = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    events = [json.loads(line[6:]) for line in received.splitlines() if line.startswith("data: {")]
+    assert received.rstrip().endswith("data: [DONE]")
+    assert "".join(event["choices"][0]["text"] for event in events) == calm

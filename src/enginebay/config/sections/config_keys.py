@@ -29,7 +29,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 ROOT_KEYS: dict[str, Setting] = {
     "engine": Setting("str", "default engine of models, or auto", default=AUTO),
-    "resume": Setting("bool", "continue a response on another worker when its own dies; unset: server.resume"),
     "model": Setting("str", "model to run by default"),
     "offline": Setting("bool", "never use the network", default=False),
 }
@@ -77,6 +76,7 @@ MODEL_KEYS: dict[str, Setting] = {
     "sleep": Setting(SLEEP_TYPE, "sleep mode; unset: fleet.sleep", choices=SLEEP_CHOICES),
     "fallback": Setting("list|str", "engines to try in order when its own fails", default=[]),
     "fallback_on": Setting("list|str", "failures that make a request fall back", default=list(FALLBACK_TRIGGERS)),
+    "resume": Setting("bool", "continue a response on another worker when its own dies; unset: server.resume"),
     "may_leave_host": Setting(
         "bool",
         "allow sending its prompts to another host; required by remote engines",
