@@ -39,7 +39,6 @@ class ChoiceOutput:
         "limit",
         "min_tokens",
         "restored",
-        "restored_text",
         "stop_reason",
     )  # fmt: skip
 
@@ -52,7 +51,6 @@ class ChoiceOutput:
         self.ids: list[int] = []
         self.count = 0
         self.restored = 0  # tokens that another worker generated
-        self.restored_text = ""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self._attempt_tokens = 0  # tokens the library has counted in this attempt
@@ -70,10 +68,8 @@ class ChoiceOutput:
         """Take over the output of another worker, which has sent its text."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for count, token in enumerate(ids, 1):
-            text = decoder.decode(get_piece(token))
             if self.finish_reason is None:
-                self.add_chunk(text, token, count)
-            self.restored_text += text
+                self.add_chunk(decoder.decode(get_piece(token)), token, count)
         self.restored = self.count
 
     def follow(self, constraint: ConstraintFollower) -> None:
@@ -89,9 +85,7 @@ class ChoiceOutput:
 
     def is_restored_complete(self) -> bool:
         """Return whether another worker completed the output, and did not send its end."""
-        return bool(self.restored) and (
-            self.finish_reason is not None or self.count >= self.limit or self.end_if_complete()
-        )
+        return bool(self.restored) and (self.finish_reason is not None or self.count >= self.limit)
 
     def allows(self, text: str, tokens: Sequence[int]) -> bool:
         """Return whether the constraint allows this text to follow."""

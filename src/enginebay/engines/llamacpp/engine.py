@@ -63,7 +63,7 @@ class LlamaCppEngine:
     def start(self, sink: Sink) -> None:
         self._sink = sink
         prompt_cache = bool(self._load.settings.get("prompt_cache", True))
-        self._driver = LlamaDriver(self._server, sink, prompt_cache, self._llguidance)
+        self._driver = LlamaDriver(self._server, sink, prompt_cache, self._llguidance, lambda: self._token_pieces)
 
     def facts(self) -> Facts:
         return Facts(
