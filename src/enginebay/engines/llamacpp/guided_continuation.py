@@ -14,6 +14,8 @@ from typing import Any
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
 from enginebay.engines.llamacpp.llguidance_matcher import LlguidanceMatcher
 
+_MAX_FORCED = 64  # tokens that begin the same way
+
 Generate = Callable[[str], Mapping[str, Any]]  # a grammar of one token to the library's response
 Send = Callable[[str, Sequence[int], Sequence[Any]], None]
 
@@ -22,6 +24,15 @@ def write_token_grammar(ranges: Iterable[tuple[int, int]], may_end: bool) -> str
     """Return the grammar of one token of these ranges, ends included."""
     ids = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
     return f"%llguidance {{}}\nstart: <[{ids}]>{'?' if may_end else ''}\n"
+
+
+def find_forced_token(ranges: Sequence[tuple[int, int]], get_piece: Callable[[int], bytes]) -> int | None:
+    """Return the longest token if all others are its beginnings, which llama.cpp would take too; None if there is a choice."""
+    if sum(last - first + 1 for first, last in ranges) > _MAX_FORCED:
+        return None
+    pieces = {token: get_piece(token) for first, last in ranges for token in range(first, last + 1)}
+    longest = max(pieces, key=lambda token: len(pieces[token]))
+    return longest if all(pieces[longest].startswith(piece) for piece in pieces.values()) else None
 
 
 class GuidedContinuation:
@@ -41,11 +52,13 @@ class GuidedContinuation:
         if not ranges:
             send(output.end_attempt("eos", False), (), ())
             return True
-        response = generate(write_token_grammar(ranges, self._matcher.is_accepting()))
+        may_end = self._matcher.is_accepting()
+        forced = None if may_end else find_forced_token(ranges, self._get_piece)
+        response = generate(write_token_grammar(ranges if forced is None else [(forced, forced)], may_end))
         choice, details = response["choices"][0], response["__verbose"]
         if details["stop_type"] == "eos":
             send(output.end_attempt("eos", False), (), ())
-            return self._matcher.is_accepting()
+            return may_end
         token = details["tokens"][0]
         if not self._matcher.consume_tokens((token,)):
             return False
