@@ -8,9 +8,11 @@ import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2 as httpx
+import pytest
 
 from tests.integration.fleet.server_site import (
     ServerSite,
@@ -227,3 +229,85 @@ async def test_a_client_that_reads_nothing_in_the_pause_gets_the_whole_stream(si
     events = [json.loads(line[6:]) for line in received.splitlines() if line.startswith("data: {")]
     assert received.rstrip().endswith("data: [DONE]")
     assert "".join(event["choices"][0]["text"] for event in events) == calm
+
+
+@dataclass(frozen=True)
+class RealCase:
+    engine: str
+    kills: int
+    settings: dict[str, Any]
+
+
+CASES = [
+    RealCase("llamacpp", 20, {"context_length": 1024, "max_batch": 8}),
+    RealCase("transformers", 5, {}),
+    RealCase(
+        "vllm", 5,
+        {"max_model_len": 1024, "dtype": "float32", "max_num_seqs": 8, "enforce_eager": True, "cpu_kvcache_space_gib": 1},
+    ),
+]  # fmt: skip
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "days": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FIND_CITY = {"type": "function", "function": {"name": "find", "parameters": CITY}}
+REAL_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": (COMPLETIONS, {"prompt": "{}: The capital of France is", "temperature": 0, "max_tokens": 24, "ignore_eos": True}),
+    "sampled": (COMPLETIONS, {"prompt": "{}: Once upon a time", "temperature": 1, "max_tokens": 24, "ignore_eos": True}),
+    "schema": (
+        CHAT,
+        {
+            "messages": [{"role": "user", "content": "{}: Name a city, and how many days to stay."}], "temperature": 1,
+            "max_tokens": 80, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}},
+        },
+    ),
+    "tool": (
+        CHAT,
+        {
+            "messages": [{"role": "user", "content": "{}: Find a city."}], "temperature": 0, "max_tokens": 80,
+            "tools": [FIND_CITY], "tool_choice": {"type": "function", "function": {"name": "find"}},
+        },
+    ),
+}  # fmt: skip
+
+
+def check_real_answer(kind: str, answer: StreamedAnswer, greedy: StreamedAnswer) -> None:
+    assert answer.errors == [] and answer.ends == ["[DONE]"] and len(answer.finish_reasons) == 1
+    if kind in ("greedy", "sampled"):
+        assert (answer.finish_reasons, answer.usage["completion_tokens"]) == (["length"], 24)
+        assert kind == "sampled" or answer.text == greedy.text
+        return
+    [found] = [json.loads(answer.text)] if kind == "schema" else answer.arguments
+    assert set(found) == {"city", "days"} and len(found["city"]) <= 20 and 1 <= found["days"] <= 99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.engine)
+async def test_kills_on_a_real_engine(case: RealCase, site: ServerSite) -> None:
+    """Greedy texts stay the same, sampled ones are complete, JSON and tool calls are valid."""
+    model = {"engine": case.engine, "source": "smollm2", "tool_format": "hermes", case.engine: case.settings}
+    config: dict[str, object] = {"models": {"toy": model}, "fleet": PATIENT}
+    dice, kinds = random.Random(21), list(REAL_REQUESTS)
+    with run_server(config=config, environ=site.environ) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+            for number in range(case.kills):
+                path, body = REAL_REQUESTS["greedy"]
+                calm = await StreamReader(client, path, {**number_request(body, number), "model": "toy"}).read()
+                first, second = kinds[number % 4], kinds[(number + 1) % 4]
+                readers = [
+                    StreamReader(client, path, {**number_request(body, number), "model": "toy"})
+                    for path, body in (REAL_REQUESTS[kind] for kind in (first, second))
+                ]
+                reading = [asyncio.create_task(reader.read()) for reader in readers]
+                await readers[0].begun.wait()
+                await asyncio.sleep(dice.uniform(0, 0.3))
+                find_worker(server).kill()
+                for kind, answer in zip((first, second), await asyncio.gather(*reading), strict=True):
+                    check_real_answer(kind, answer, calm)
+            assert await read_metric(client, "enginebay_requests_resumed_total") >= case.kills * 0.8
+        assert len(read_worker_deaths(server)) == case.kills
