@@ -9,9 +9,9 @@ from enginebay.contract import Guided, Sink, TokenLogprobs
 from enginebay.engines.compile_trial import get_kind
 from enginebay.engines.llamacpp.call_queue import LibraryCall
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
-from enginebay.engines.llamacpp.guided_continuation import GuidedContinuation
+from enginebay.engines.llamacpp.guided.guided_continuation import GuidedContinuation
+from enginebay.engines.llamacpp.guided.llguidance_matcher import DROPPED, ConstraintError, LlguidanceLibrary
 from enginebay.engines.llamacpp.library import LlamaServer
-from enginebay.engines.llamacpp.llguidance_matcher import DROPPED, ConstraintError, LlguidanceLibrary
 from enginebay.engines.llamacpp.request_body import CompletionAttempt
 from enginebay.engines.llamacpp.stderr_tail import truncate_reason
 from enginebay.engines.llamacpp.token_pieces import TokenPieces

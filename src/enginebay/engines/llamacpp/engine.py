@@ -14,8 +14,8 @@ from enginebay.contract.sampling_parameters import GUIDED_PARAMETERS
 from enginebay.engines.llamacpp.call_queue import ActiveRequest, CallQueue, LibraryCall, split_choices
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
 from enginebay.engines.llamacpp.completion_driver import NO_LLGUIDANCE, LlamaDriver, make_context_overflow, to_error
+from enginebay.engines.llamacpp.guided.llguidance_matcher import load_llguidance
 from enginebay.engines.llamacpp.library import LlamaServer, detect_host, import_library, read_gguf_model
-from enginebay.engines.llamacpp.llguidance_matcher import load_llguidance
 from enginebay.engines.llamacpp.load_plan import plan_load
 from enginebay.engines.llamacpp.request_body import LlamaBodyBuilder
 from enginebay.engines.llamacpp.token_pieces import TokenPieces

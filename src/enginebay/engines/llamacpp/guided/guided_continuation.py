@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
-from enginebay.engines.llamacpp.llguidance_matcher import LlguidanceMatcher
+from enginebay.engines.llamacpp.guided.llguidance_matcher import LlguidanceMatcher
 
 _MAX_FORCED = 64  # tokens that begin the same way
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from enginebay.contract import FinishReason, Guided, Sampling
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
-from enginebay.engines.llamacpp.guided_continuation import (
+from enginebay.engines.llamacpp.guided.guided_continuation import (
     GuidedContinuation,
     find_forced_token,
     write_token_grammar,
