@@ -241,9 +241,10 @@ async def _continue_response(
             reacquiring = request_context.server.reacquire_session(request_context, session)
             session = await _await_until(writer.timer.when(), reacquiring)
             error = await _run_on_worker(request_context, session, writer, requests)
-        except (TimeoutError, EnginebayError) as problem:
-            timed_out = loop.time() >= writer.timer.when()
-            error = make_timeout_error(session, "request fewer tokens") if timed_out else problem
+        except TimeoutError:
+            error = _make_response_timeout(session)
+        except EnginebayError as problem:  # a wait that the deadline ends may raise `Cancelled`
+            error = _make_response_timeout(session) if loop.time() >= writer.timer.when() else problem
         if isinstance(error, Draining):
             session.draining = True
             await asyncio.sleep(_DRAINING_RETRY_S)
@@ -258,7 +259,11 @@ async def _await_until(deadline: float, work: Coroutine[Any, Any, T]) -> T:
 
 
 def _stop_on_timeout(writer: ResponseWriter) -> None:
-    writer.stop(make_timeout_error(writer.session, "request fewer tokens"))
+    writer.stop(_make_response_timeout(writer.session))
+
+
+def _make_response_timeout(session: ModelSession) -> TimedOut:
+    return make_timeout_error(session, "request fewer tokens")
 
 
 def make_timeout_error(session: ModelSession, hint: str) -> TimedOut:

@@ -35,7 +35,7 @@ class NextWorker(Worker):
         return super().submit(request, listener)
 
 
-def pause_stream(**options: bool) -> tuple[Any, Connection]:
+def pause_stream(**options: Any) -> tuple[Any, Connection]:
     writer, connection, _ = start_stream(**options)
     writer.is_resumable = True
     writer.on_token("a", 5)

@@ -64,7 +64,8 @@ def test_a_grammar_accepts_the_output_once() -> None:
 def test_the_model_runner_keeps_the_output() -> None:
     class State:
         def __init__(self, params: Any) -> None:
-            self.sampling_params, self.output_token_ids = params, []
+            self.sampling_params = params
+            self.output_token_ids: list[int] = []
             self.__post_init__()
 
         def __post_init__(self) -> None:
