@@ -241,10 +241,12 @@ async def _continue_response(
             reacquiring = request_context.server.reacquire_session(request_context, session)
             session = await _await_until(writer.timer.when(), reacquiring)
             error = await _run_on_worker(request_context, session, writer, requests)
+        except EnginebayError as problem:
+            error = problem
         except TimeoutError:
             error = _make_response_timeout(session)
-        except EnginebayError as problem:  # a wait that the deadline ends may raise `Cancelled`
-            error = _make_response_timeout(session) if loop.time() >= writer.timer.when() else problem
+        if writer.is_paused and loop.time() >= writer.timer.when():  # whatever the wait ended with
+            error = _make_response_timeout(session)
         if isinstance(error, Draining):
             session.draining = True
             await asyncio.sleep(_DRAINING_RETRY_S)
