@@ -90,7 +90,8 @@ def _flatten_block(block: EngineBlock) -> dict[str, ConfigEntry]:
 
 def _build_model_tree(config: Config, model: ModelConfig) -> EntryTree:
     """Build the tree of a model, without the values that a stronger source overrides for every model."""
-    sources = {"engine": config.entries, **dict.fromkeys(("idle_s", "sleep"), config.section_entries.get("fleet", {}))}
+    server, fleet = config.section_entries.get("server", {}), config.section_entries.get("fleet", {})
+    sources = {"engine": config.entries, "resume": server, "idle_s": fleet, "sleep": fleet}
     general = {name: source[name] for name, source in sources.items() if name in source}
     general |= config.find_general_context_length(model.name)
     own = {name: model.entries[name] for name in MODEL_KEYS if name in model.entries}

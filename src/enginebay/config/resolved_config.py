@@ -58,6 +58,7 @@ class ModelConfig:
     replicas: ReplicaPolicy | None = None  # None: one
     fallback: tuple[str, ...] = ()  # kinds; see `Config.fallback_for`
     fallback_on: tuple[str, ...] = FALLBACK_TRIGGERS
+    resume: bool | None = None  # None: server.resume; see `Config.resume_for`
     may_leave_host: bool = False
     smaller_on_out_of_memory: bool = False
     env: Mapping[str, str | None] | None = field(default=None, repr=False)  # a value of None: passed on
@@ -123,6 +124,11 @@ class Config:
         """Return the sleep mode of this model: "auto", "off", 1 or 2."""
         mode: str | int | None = self._resolve_entry("sleep", self.section_entries.get("fleet", {}), model).value
         return FleetConfig().sleep if mode is None else mode
+
+    def resume_for(self, model: str) -> bool:
+        """Return whether responses of this model continue on another worker when their own dies."""
+        value = self._resolve_entry("resume", self.section_entries.get("server", {}), model).value
+        return ServerConfig().resume if value is None else bool(value)
 
     def check_may_leave_host(self, kind: str, model: str) -> None:
         """Raise `ConfigError` if this engine would send the model's prompts to another host without permission."""

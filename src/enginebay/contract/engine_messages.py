@@ -32,6 +32,8 @@ class GenerateRequest:
     lora: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
     energy: bool = False  # report its energy in `Done`; engines may ignore it
+    # Output ids that the client has: the engine continues after them. Only for engines whose spec sets `continues`.
+    generated: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         prompts = [name for name in ("token_ids", "text", "messages") if getattr(self, name) is not None]
@@ -43,6 +45,8 @@ class GenerateRequest:
             )
         if not getattr(self, prompts[0]):
             raise InvalidRequest("the prompt is empty", "send at least one token", param="prompt")
+        if self.generated and (self.token_ids is None or self.sampling.n != 1):
+            raise InvalidRequest("only a single output of token ids can be continued", param="generated")
 
 
 @dataclass(frozen=True, slots=True)

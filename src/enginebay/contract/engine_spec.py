@@ -183,6 +183,7 @@ class EngineSpec:
     aliases: tuple[str, ...] = ()  # accepted in configurations only
     byte_tokens: bool = False  # tokens are the bytes of the text: no vocabulary
     renders: bool = False  # gets messages and text unrendered: it has its own chat template and tokenizer
+    continues: bool = False  # takes `GenerateRequest.generated`, so that a stream survives the death of its worker
     remote: bool = False  # requests leave this host
     smaller: tuple[str, ...] = ()  # integer settings to halve after an out-of-memory load
     tasks: tuple[str, ...] = ("generate",)

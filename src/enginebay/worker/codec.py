@@ -25,6 +25,7 @@ def encode_submit(number: int, request: GenerateRequest) -> pb.Submit:
         sampling=_encode_sampling(request.sampling),
         lora=request.lora or "",
         energy=request.energy,
+        generated=request.generated,
     )
     if request.token_ids is None:
         message.text = request.text or ""
@@ -42,6 +43,7 @@ def decode_submit(message: pb.Submit) -> GenerateRequest:
         lora=message.lora or None,
         extras=json.loads(message.extras) if message.extras else {},
         energy=message.energy,
+        generated=tuple(message.generated),
     )
 
 

@@ -71,9 +71,8 @@ async def test_workers_killed_under_load(case: Case, site: ServerSite) -> None:
         assert server.process.poll() is None
         assert load.ended == load.asked and not load.lost
         assert load.unstreamed.refused == {}, "none of these had sent anything: the next worker answers them"
-        assert load.streamed.refused == {}
-        assert set(load.streamed.told) <= {"engine_unavailable"}
-        assert load.streamed.told.total() > 0, "the kills hit no stream: the test shows nothing"
+        assert load.streamed.refused == {} and load.streamed.told == {}, "streams continue on the next worker"
+        assert "resumed=1" in server.read_log(), "the kills hit no stream: the test shows nothing"
         assert len(read_worker_deaths(server)) == case.kills
         settled = len(rss) // 5
         assert max(rss[settled:]) < rss[settled] + 20 * MB
@@ -81,7 +80,7 @@ async def test_workers_killed_under_load(case: Case, site: ServerSite) -> None:
 
 async def _kill_worker(server: BayProcess, load: BackgroundWorkload, in_a_stream: bool) -> None:
     """Kill the worker mid-stream or at any time once it serves: a request sees at most one crash."""
-    await load.wait_answers_for_all()
+    await load.wait_answers_for_all(streams=True)
     if in_a_stream:
         await load.wait_mid_stream()
     else:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.constraints.regex_limits import check_regex
 from enginebay.constraints.regex_syntax import Char, CharClass, CharRange, Fault, Group, Repeat, Shorthand, parse_regex
-from enginebay.engines.llamacpp.llguidance_grammar import write_regex
+from enginebay.engines.llamacpp.guided.llguidance_grammar import write_regex
 from enginebay.errors import RequestError
 
 LIMITS = ServerLimits()

@@ -28,6 +28,11 @@ def test_every_parameter_crosses_the_wire() -> None:
     assert _round_trip(request) == request
 
 
+def test_the_output_to_continue_crosses_the_wire() -> None:
+    request = GenerateRequest(token_ids=(1,), generated=(2, 70_000))
+    assert _round_trip(request) == request
+
+
 def test_unset_stays_unset() -> None:
     request = GenerateRequest(token_ids=(1,))
     assert _round_trip(request) == request

@@ -85,6 +85,7 @@ MODEL_KEYS: dict[str, Setting] = {
     ),
     "fallback": Setting("list|str", "engines to try in order when its own fails", default=[]),
     "fallback_on": Setting("list|str", "failures that make a request fall back", default=list(FALLBACK_TRIGGERS)),
+    "resume": Setting("bool", "continue a response on another worker when its own dies; unset: server.resume"),
     "may_leave_host": Setting(
         "bool",
         "allow sending its prompts to another host; required by remote engines",

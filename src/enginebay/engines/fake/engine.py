@@ -40,6 +40,7 @@ class _FakeSequence:
 
     __slots__ = (
         "_decoder",
+        "_end",
         "_sampler",
         "_script_pieces",
         "_stop_scanner",
@@ -70,25 +71,45 @@ class _FakeSequence:
             self._sampler = ToySampler(request.token_ids or (), sampling, choice, request.lora or "")
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop_scanner = StopScanner(sampling.stop) if sampling.stop else None
+        self._end: tuple[FinishReason, str | int | None] | None = None
+        for token in request.generated:
+            self._replay(token)
+
+    def _replay(self, token: int) -> None:
+        """Take over a token that another worker generated and sent."""
+        if self._script_pieces is not None:
+            text, _ = next(self._script_pieces, ("", ()))
+        else:
+            assert self._sampler is not None
+            self._sampler.replay(token)
+            text = self._decoder.decode(bytes((token,)))
+        self._append(token, text)
 
     def step(self, sink: Sink) -> None:
         """Generate one token and send it to the sink."""
-        token, text, logprobs = self._next_token()
-        if token == EOS:
-            return self._finish(sink, FinishReason.STOP, None)
+        if self._end is None:
+            token, text, logprobs = self._next_token()
+            if token == EOS:
+                self._end = (FinishReason.STOP, None)
+            else:
+                text = self._append(token, text)
+                sink.token(self.number, text, (token,), self.choice, logprobs)
+        if self._end is not None:
+            self._finish(sink, *self._end)
+
+    def _append(self, token: int, text: str) -> str:
+        """Add a token, and set `_end` if it is the last. Return the text to send."""
         self.generated += 1
         if token in self.sampling.stop_token_ids and self.generated > self.sampling.value("min_tokens"):
-            sink.token(self.number, "", (token,), self.choice, logprobs)
-            return self._finish(sink, FinishReason.STOP, token)
+            self._end = (FinishReason.STOP, token)
+            return ""
         if self._stop_scanner is not None:
             text = self._stop_scanner.feed(text)
             if self._stop_scanner.matched is not None:
-                sink.token(self.number, text, (token,), self.choice, logprobs)
-                return self._finish(sink, FinishReason.STOP, self._stop_scanner.matched)
-        sink.token(self.number, text, (token,), self.choice, logprobs)
-        if self.generated >= self.max_tokens:
-            self._finish(sink, FinishReason.LENGTH, None)
-        return None
+                self._end = (FinishReason.STOP, self._stop_scanner.matched)
+        if self._end is None and self.generated >= self.max_tokens:
+            self._end = (FinishReason.LENGTH, None)
+        return text
 
     def _next_token(self) -> tuple[int, str, Sequence[TokenLogprobs]]:
         if self._script_pieces is not None:

@@ -14,6 +14,7 @@ SPEC = EngineSpec(
     distributions=(),
     formats=("fake",),
     byte_tokens=True,
+    continues=True,
     runtime=Runtime(),
     request={
         "temperature": honours(),

@@ -50,6 +50,12 @@ class ToySampler:
             return token, None
         return token, _compute_logprobs(raw, token, self._sampling.logprobs)
 
+    def replay(self, token: int) -> None:
+        """Continue after a token that was sampled elsewhere, with the random numbers that follow."""
+        self.output.append(token)
+        if not self._sampling.greedy:
+            self._random.random()
+
     def _adjust_logits(self, scores: dict[int, float]) -> dict[int, float]:
         """Apply logit bias, penalties and bans in place, and return the logits."""
         sampling, counts = self._sampling, Counter(self.output)

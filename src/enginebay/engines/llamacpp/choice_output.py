@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ class ChoiceOutput:
         "ids",
         "limit",
         "min_tokens",
+        "restored",
         "stop_reason",
     )  # fmt: skip
 
@@ -48,6 +50,7 @@ class ChoiceOutput:
         self._constraint: ConstraintFollower | None = None
         self.ids: list[int] = []
         self.count = 0
+        self.restored = 0  # tokens that another worker generated
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self._attempt_tokens = 0  # tokens the library has counted in this attempt
@@ -61,6 +64,14 @@ class ChoiceOutput:
         """Token count at which the current attempt ends: min_tokens first, since end tokens are banned until then."""
         return self.min_tokens if self.count < self.min_tokens else self.limit
 
+    def restore(self, ids: Sequence[int], get_piece: Callable[[int], bytes]) -> None:
+        """Take over the output of another worker, which has sent its text."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for count, token in enumerate(ids, 1):
+            if self.finish_reason is None:
+                self.add_chunk(decoder.decode(get_piece(token)), token, count)
+        self.restored = self.count
+
     def follow(self, constraint: ConstraintFollower) -> None:
         """Follow the output with its constraint, which the library may give up."""
         self._constraint = constraint
@@ -71,6 +82,10 @@ class ChoiceOutput:
             return False
         self._finish(FinishReason.STOP, None)
         return True
+
+    def is_restored_complete(self) -> bool:
+        """Return whether another worker completed the output, and did not send its end."""
+        return bool(self.restored) and (self.finish_reason is not None or self.count >= self.limit)
 
     def allows(self, text: str, tokens: Sequence[int]) -> bool:
         """Return whether the constraint allows this text to follow."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from enginebay.contract import Guided, Sink
+from enginebay.contract import Guided, Sink, TokenLogprobs
 from enginebay.engines.compile_trial import get_kind
 from enginebay.engines.llamacpp.call_queue import LibraryCall
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
+from enginebay.engines.llamacpp.guided.guided_continuation import GuidedContinuation
+from enginebay.engines.llamacpp.guided.llguidance_matcher import DROPPED, ConstraintError, LlguidanceLibrary
 from enginebay.engines.llamacpp.library import LlamaServer
-from enginebay.engines.llamacpp.llguidance_matcher import DROPPED, ConstraintError, LlguidanceLibrary
 from enginebay.engines.llamacpp.request_body import CompletionAttempt
 from enginebay.engines.llamacpp.stderr_tail import truncate_reason
+from enginebay.engines.llamacpp.token_pieces import TokenPieces
 from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, InvalidRequest, Unsupported
 
 _EXTRA_TOKENS = 4  # enough to complete a character, which has at most four bytes
@@ -26,16 +28,28 @@ class LlamaDriver:
     """Runs calls. Holds what they share: the library, the sink, and what is known of constraints."""
 
     def __init__(
-        self, library: LlamaServer, sink: Sink, prompt_cache: bool, llguidance: LlguidanceLibrary | None = None
+        self,
+        library: LlamaServer,
+        sink: Sink,
+        prompt_cache: bool,
+        llguidance: LlguidanceLibrary | None = None,
+        get_token_pieces: Callable[[], TokenPieces] = lambda: TokenPieces(()),
     ) -> None:
         self._library = library
         self._sink = sink
         self._prompt_cache = prompt_cache
         self._llguidance = llguidance
+        self._get_token_pieces = get_token_pieces
 
     def run(self, call: LibraryCall) -> None:
         """Block until every choice of the call has finished. Raises an `EnginebayError` on failure."""
         self._start_constraint(call)
+        if call.outputs[0].is_restored_complete():
+            self._send_output(call, call.outputs[0], call.outputs[0].end_attempt("limit", False), ())
+            return
+        if call.outputs[0].restored and call.request.body_builder.guided is not None:
+            self._continue_guided(call, call.outputs[0])
+            return
         self._attempt(call, call.outputs, tries=0)
         for output in call.outputs:
             tries = 0
@@ -59,7 +73,7 @@ class LlamaDriver:
             output=first.ids,
             budget=first.attempt_limit - first.count + slack,
             choices=len(outputs),
-            seed_offset=first.choice + tries * _ATTEMPT_SEED_OFFSET,
+            seed_offset=first.choice + tries * _ATTEMPT_SEED_OFFSET + first.restored,
             ban_end_tokens=keep_going,
         )
         body = call.request.body_builder.build(attempt) | {"cache_prompt": self._prompt_cache or tries > 0}
@@ -69,6 +83,43 @@ class LlamaDriver:
             raise chunks.error
         if slack and not call.request.cancelled and first.finish_reason is None and first.count >= first.limit:
             self._send_output(call, first, first.end_attempt("limit", False), ())
+
+    def _continue_guided(self, call: LibraryCall, output: ChoiceOutput) -> None:
+        """Generate the rest of an output of another worker within its constraint."""
+        body_builder, pieces = call.request.body_builder, self._get_token_pieces()
+        if body_builder.constraint is None or self._llguidance is None or self._llguidance.skips_blanks:
+            raise Unsupported("llama.cpp cannot continue this output: its constraint cannot be followed")
+        try:
+            matcher = self._llguidance.start_with_vocabulary(
+                body_builder.constraint, pieces.list_all(), pieces.end_token
+            )
+        except ConstraintError as problem:
+            raise make_constraint_error(body_builder.guided, problem) from None
+        allowed = matcher.consume_tokens(output.ids)
+        continuation = GuidedContinuation(output, matcher, pieces.get_piece)
+
+        def generate(grammar: str) -> Mapping[str, Any]:
+            attempt = CompletionAttempt(output.ids, 1, 1, output.count, ban_end_tokens=False)
+            single = {"stream": False, "return_progress": False, "return_tokens": True, "cache_prompt": True}
+            responses: list[dict[str, Any]] = []
+            self._library.stream_completion(
+                body_builder.build(attempt) | single | {"grammar": grammar}, responses.append
+            )
+            if "choices" not in responses[-1]:
+                raise to_error(responses[-1])
+            return responses[-1]
+
+        def send(text: str, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> None:
+            if text or ids:
+                self._sink.token(call.request.number, text, ids, output.choice, logprobs)
+            if output.finish_reason is not None:
+                self._sink.finish(call.request.number, output.finish_reason, output.choice, output.stop_reason)
+            self._sink.flush()
+
+        while allowed and output.finish_reason is None and not call.request.cancelled:
+            allowed = continuation.step(generate, send)
+        if not allowed:
+            raise make_constraint_error(body_builder.guided, DROPPED)
 
     def _send_output(self, call: LibraryCall, output: ChoiceOutput, text: str, ids: Sequence[int]) -> None:
         if text:

@@ -14,8 +14,8 @@ from enginebay.contract.sampling_parameters import GUIDED_PARAMETERS
 from enginebay.engines.llamacpp.call_queue import ActiveRequest, CallQueue, LibraryCall, split_choices
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
 from enginebay.engines.llamacpp.completion_driver import NO_LLGUIDANCE, LlamaDriver, make_context_overflow, to_error
+from enginebay.engines.llamacpp.guided.llguidance_matcher import load_llguidance
 from enginebay.engines.llamacpp.library import LlamaServer, detect_host, import_library, read_gguf_model
-from enginebay.engines.llamacpp.llguidance_matcher import load_llguidance
 from enginebay.engines.llamacpp.load_plan import plan_load
 from enginebay.engines.llamacpp.request_body import LlamaBodyBuilder
 from enginebay.engines.llamacpp.token_pieces import TokenPieces
@@ -63,7 +63,7 @@ class LlamaCppEngine:
     def start(self, sink: Sink) -> None:
         self._sink = sink
         prompt_cache = bool(self._load.settings.get("prompt_cache", True))
-        self._driver = LlamaDriver(self._server, sink, prompt_cache, self._llguidance)
+        self._driver = LlamaDriver(self._server, sink, prompt_cache, self._llguidance, lambda: self._token_pieces)
 
     def facts(self) -> Facts:
         return Facts(
@@ -123,6 +123,8 @@ class LlamaCppEngine:
         limit = min(sampling.max_tokens or context, context - prompt_tokens)
         active = ActiveRequest(number, LlamaBodyBuilder(request, context, self._adapter_ids), request.lora)
         outputs = [ChoiceOutput(choice, sampling, limit, self._find_unreported) for choice in range(sampling.n)]
+        if request.generated:
+            outputs[0].restore(request.generated, self._token_pieces.get_piece)
         # Stop tokens and min_tokens end or continue each choice separately.
         together = not sampling.stop_token_ids and not sampling.min_tokens
         need = prompt_tokens + limit

@@ -13,7 +13,7 @@ from typing import Any
 
 from enginebay.constraints.gbnf_writer import normalize_gbnf
 from enginebay.contract import GenerateRequest, Guided, Sampling
-from enginebay.engines.llamacpp.llguidance_grammar import (
+from enginebay.engines.llamacpp.guided.llguidance_grammar import (
     to_llguidance_schema,
     write_choices,
     write_grammar,

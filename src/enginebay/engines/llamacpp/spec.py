@@ -65,6 +65,7 @@ SPEC = EngineSpec(
         own_batching=True,
     ),
     request=REQUEST,
+    continues=True,
     settings=SETTINGS,
     recipes=(Recipe("any", "2026.10.11549", (("xllamacpp=={version}", *_GRPC),)),),
     aliases=("llama.cpp", "llama-cpp"),

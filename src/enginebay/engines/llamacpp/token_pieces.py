@@ -12,14 +12,16 @@ from functools import cache
 from enginebay.text.gguf.gguf_reader import GgufFile
 
 _TOKENS, _TYPES, _MODEL = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.model"
+_END_TOKEN = "tokenizer.ggml.eos_token_id"
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 
 
 class TokenPieces:
     """The bytes of every token of a vocabulary, and the reverse mapping."""
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    def __init__(self, pieces: Sequence[bytes], end_token: int = 0) -> None:
         self._pieces = pieces
+        self.end_token = end_token
         self._ids: dict[bytes, int] = {}
         for token_id, piece in enumerate(pieces):
             if piece:
@@ -30,13 +32,18 @@ class TokenPieces:
         texts = file.metadata.get(_TOKENS, ())
         types = file.metadata.get(_TYPES) or [_NORMAL] * len(texts)
         byte_level = file.metadata.get(_MODEL) == "gpt2"
-        return cls([_to_bytes(text, kind, byte_level) for text, kind in zip(texts, types, strict=True)])
+        pieces = [_to_bytes(text, kind, byte_level) for text, kind in zip(texts, types, strict=True)]
+        return cls(pieces, int(file.metadata.get(_END_TOKEN, 0)))
 
     def __len__(self) -> int:
         return len(self._pieces)
 
     def get_piece(self, token_id: int) -> bytes:
         return self._pieces[token_id] if token_id < len(self._pieces) else b""
+
+    def list_all(self) -> Sequence[bytes]:
+        """Return the bytes of each token, by id; empty for control tokens."""
+        return self._pieces
 
     def find_token(self, text: str) -> int | None:
         """Return the token with exactly this text."""

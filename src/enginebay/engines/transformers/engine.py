@@ -140,6 +140,8 @@ class TransformersEngine:
             raise EngineFailed("the engine has stopped", "load the model again")
         request = replace(request, sampling=apply_request_defaults(request.sampling, self._options.request_defaults))
         check_request(request, self._components.loaded_model.context_length, self._components.adapters.names)
+        if request.generated and self._components.loaded_model.model.config.is_encoder_decoder:
+            raise Unsupported("this model cannot continue an output: it has an encoder")
         output.open(number, request.sampling.n, len(request.token_ids or ()))
         seed = request.sampling.seed
         seed = self._seed_source.getrandbits(62) if seed is None else seed
@@ -385,6 +387,10 @@ class TransformersEngine:
             return
         if first.lora is not None and not self._components.adapters.is_loaded(first.lora):
             self._output.fail(first.number, InvalidRequest(f"adapter {first.lora} was removed", param="lora"))
+            return
+        if first.finish_reason is not None:  # another worker completed it, and did not send its end
+            self._output.finish(first, first.finish_reason)
+            self._output.flush()
             return
         if (first.sampling.num_beams or 1) > 1:
             self._generate_batcher.add_beam_search(sequences)

@@ -63,6 +63,7 @@ SPEC = EngineSpec(
         launch_modes=(LaunchMode.DIRECT, LaunchMode.ACCELERATE, LaunchMode.TORCHRUN),
     ),
     request=REQUEST,
+    continues=True,
     settings=SETTINGS,
     retired=RETIRED,
     recipes=(

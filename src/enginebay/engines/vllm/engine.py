@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from enginebay.contract import Embedding, Facts, GenerateRequest, Guided, Load, Probe, Sink, Stats
+from enginebay.contract import Embedding, Facts, GenerateRequest, Guided, Load, Probe, Sampling, Sink, Stats
 from enginebay.engines.compile_trial import check_wait, lower_priority, needs_trial
 from enginebay.engines.vllm import async_llm, engine_process, library, model_checks
 from enginebay.engines.vllm.adapters import VllmAdapters
@@ -30,6 +30,7 @@ from enginebay.engines.vllm.errors import (
 from enginebay.engines.vllm.load_plan import plan_load
 from enginebay.engines.vllm.patches import declarations, forked_start, output_handler
 from enginebay.engines.vllm.patches.compatibility import PatchSelection
+from enginebay.engines.vllm.patches.continued_requests import ContinuedOutput, plan_continuation
 from enginebay.engines.vllm.patches.load_log import LoadLog
 from enginebay.engines.vllm.patches.scheduler_stats import SchedulerStatsReader
 from enginebay.engines.vllm.patches.step_outputs import StepDriver
@@ -134,6 +135,7 @@ class VllmEngine:
                 **library.read_effective_settings(self._config),
                 "stepwise": "auto" if self._uses_step_outputs else "off",
                 "mixed_graphs": "on" if self._plan.mixed_graphs else "off",
+                "continued_requests": "on" if self._plan.continued_requests else "off",
             },
             warnings=tuple(self._plan.warnings),
             refused=self._list_refused(),
@@ -150,14 +152,19 @@ class VllmEngine:
             raise InvalidRequest(f"request number {number} is already in use")
         speculates = self._config.speculative_config is not None
         sampling = apply_default_sampling(request.sampling, self._load.settings, speculates)
-        prompt = list(request.token_ids or ())
+        prompt, continued = list(request.token_ids or ()), None
         self._check_length(len(prompt), 1)
         try:
             params = build_params(sampling, len(prompt), self._context_length)
+            if request.generated:
+                continued = ContinuedOutput(request.generated, prompt, params)
+                prompt, params = self._plan_continuation(continued, sampling)
+        except EnginebayError:
+            raise
         except Exception as error:
             raise to_request_error(error) from error
         lora = self._adapters.find(request.lora)
-        stream = RequestStream(number, self._sink, self._active, self._fail_request, sampling.logprobs, lora)
+        stream = RequestStream(number, self._sink, self._active, self._fail_request, sampling.logprobs, lora, continued)
         self._active[number] = stream
         self._run_in_loop(self._start_request(stream, prompt, params, lora, sampling.guided))
 
@@ -278,6 +285,13 @@ class VllmEngine:
                 "shorten the prompt, or load the model with a larger max_model_len",
                 param="prompt",
             )
+
+    def _plan_continuation(self, output: ContinuedOutput, sampling: Sampling) -> tuple[list[int], Any]:
+        if not self._uses_step_outputs:
+            raise Unsupported(
+                "vLLM cannot continue an output without the patch step_outputs", "see `bay engines show vllm`"
+            )
+        return plan_continuation(output, sampling, self._context_length, self._plan.continued_requests)
 
     def _list_refused(self) -> dict[str, str]:
         refused: dict[str, str] = {}

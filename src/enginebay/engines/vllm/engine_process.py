@@ -14,7 +14,7 @@ from typing import Any
 
 from enginebay.engines.cpu_cores import list_physical_cores
 from enginebay.engines.vllm.load_plan import VllmLoadPlan
-from enginebay.engines.vllm.patches import declarations, forked_start, mixed_graphs
+from enginebay.engines.vllm.patches import continued_requests, declarations, forked_start, mixed_graphs
 from enginebay.engines.vllm.patches.compatibility import PatchSelection
 from enginebay.engines.vllm.patches.load_log import LoadLog
 
@@ -68,6 +68,9 @@ def _start_once(config: Any, plan: VllmLoadPlan, method: str, patches: PatchSele
     mixed_graphs.disable()
     if plan.mixed_graphs and method == "fork":
         mixed_graphs.enable(config, patches)
+    plan.continued_requests = method == "fork" and patches.applies(declarations.CONTINUED_REQUESTS)
+    if plan.continued_requests:
+        continued_requests.install()
     with_stats = patches.applies(declarations.SCHEDULER_STATS)
     try:
         with _override_environment(**environment), _kill_children_with_parent(), load_log.capture():

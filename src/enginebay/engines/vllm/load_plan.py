@@ -50,6 +50,7 @@ class VllmLoadPlan:
     warnings: list[str] = field(default_factory=list)
     single_process: bool = False  # CPU only: the engine process computes, with no process per rank
     mixed_graphs: bool = False  # capture mixed steps as CUDA graphs; after the start: whether it did
+    continued_requests: bool = False  # after the start: whether the engine process has the patch
 
     @property
     def world_size(self) -> int:

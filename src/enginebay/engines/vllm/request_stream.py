@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from enginebay.contract import FinishReason, Sink, TokenLogprobs
+from enginebay.engines.vllm.patches.continued_requests import ContinuedOutput
 from enginebay.errors import EngineFailed
 
 _FINISH_REASONS = {
@@ -19,7 +20,7 @@ _FINISH_REASONS = {
 class RequestStream:
     """Receives the outputs of one request. vLLM treats it as the request's queue and only calls `put`."""
 
-    __slots__ = ("active", "logprobs", "lora", "number", "on_error", "sink", "started", "vllm_request_id")
+    __slots__ = ("active", "continued", "logprobs", "lora", "number", "on_error", "sink", "started", "vllm_request_id")
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class RequestStream:
         on_error: Callable[[int, BaseException], None],
         logprobs: int | None,
         lora: Any = None,
+        continued: ContinuedOutput | None = None,
     ) -> None:
         self.number = number
         self.sink = sink
@@ -36,12 +38,19 @@ class RequestStream:
         self.on_error = on_error
         self.logprobs = logprobs
         self.lora = lora
+        self.continued = continued
         self.started = False
         self.vllm_request_id: str | None = None  # assigned by vLLM
 
     @property
     def is_active(self) -> bool:
         return self.active.get(self.number) is self
+
+    def finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
+        """End a request that needs no more output."""
+        if self.active.pop(self.number, None) is not None:
+            self.sink.finish(self.number, reason, 0, stop_reason)
+            self.sink.flush()
 
     def put(self, output: Any) -> None:
         """Handle one output of one step. Drops everything after a cancel or an error."""

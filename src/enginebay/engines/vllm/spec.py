@@ -68,6 +68,7 @@ SPEC = EngineSpec(
     ),
     request=REQUEST,
     settings=SETTINGS,
+    continues=True,
     retired=RETIRED,
     recipes=(
         Recipe(

@@ -40,6 +40,7 @@ class Variant:
     sleep: str | int = "auto"
     memory: MemoryEstimate = field(default_factory=lambda: MemoryEstimate({}))
     gpu_need: GpuNeed | None = None  # None: it uses no GPU
+    resume: bool = True  # see `ModelRoute`
 
     @property
     def max_replicas(self) -> int:
@@ -67,6 +68,7 @@ class ModelRoute:
     fallback_on: tuple[str, ...] = ()  # fallback triggers: see `classify_fallback_trigger`
     task: str = "generate"
     load_at_start: bool = True
+    resume: bool = True  # continue a response on another worker when its own dies
 
 
 def build_variants(
@@ -124,6 +126,7 @@ def _build_route(model: str, chain: list[Variant]) -> ModelRoute:
         fallback_on=chain[0].settings.fallback_on,
         task=loads[0].task if loads else chain[0].settings.task,
         load_at_start=chain[0].settings.load == "start" or chain[0].settings.pinned,
+        resume=chain[0].resume,
     )
 
 
@@ -152,11 +155,14 @@ def _build_variant(
                 error.message = f"{model}: {error.message}"
             raise
         kind = requested.partition("==")[0]
-        return Variant(variant_name, model, kind, None, _to_client_error(error), model_config, {}, idle_s, sleep)
+        return Variant(
+            variant_name, model, kind, None, _to_client_error(error), model_config, {}, idle_s, sleep,
+            resume=config.resume_for(model),
+        )  # fmt: skip
     sampling = config.sampling_for(plan.spec.kind, plan.model)
-    name = variant_name or plan.model
+    name, resume = variant_name or plan.model, config.resume_for(model)
     return Variant(
-        name, plan.model, plan.spec.kind, plan, None, model_config, sampling, idle_s, sleep, memory, gpu_need
+        name, plan.model, plan.spec.kind, plan, None, model_config, sampling, idle_s, sleep, memory, gpu_need, resume
     )
 
 

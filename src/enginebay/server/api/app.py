@@ -221,6 +221,7 @@ class App:
                 model=request_context.model,
                 engine=request_context.labels[1] if request_context.catalog_entry is not None else "",
                 fallback=request_context.fallback,
+                resumed=request_context.resumes or None,
                 prompt_tokens=usage.prompt_tokens if has_usage else None,
                 completion_tokens=usage.completion_tokens if has_usage else None,
                 cached_tokens=usage.cached_tokens if has_usage else None,

@@ -27,7 +27,7 @@ class ChoicesJsonWriter(ResponseWriter):
         self._restores_markers = choices[0].parser is not None and bool(session.markers)
 
     def on_token(self, text: str, token_id: int) -> None:
-        self._new_tokens += 1
+        self.token_ids.append(token_id)
         self._texts.append(self.session.restore_markers(text, (token_id,)) if self._restores_markers else text)
 
     def on_delta(self, delta: Delta) -> None:

@@ -57,7 +57,7 @@ class ChoicesSseWriter(SseWriter):
         self._is_plain_text = choices[0].parser is None and not encoder.with_logprobs
 
     def on_token(self, text: str, token_id: int) -> None:
-        self._new_tokens += 1
+        self.token_ids.append(token_id)
         if self._is_plain_text:
             self._texts.append(text)
         else:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from enginebay.contract import Delta, GenerateRequest
 from enginebay.contract.engine_messages import Done, Energy, Timing, Usage
-from enginebay.errors import Cancelled, EnginebayError, TimedOut
+from enginebay.errors import Cancelled, Draining, EnginebayError, TimedOut, WorkerDied
 from enginebay.server.encoding.choice_state import ResponseTiming
 from enginebay.server.encoding.error_responses import build_error_headers, encode_error_body, get_error_row
 from enginebay.server.http.exchange import Exchange
@@ -18,6 +19,7 @@ from enginebay.server.sessions.model_session import CountedTokens, ModelSession
 from enginebay.worker.client_side.worker_client import WorkerClient
 
 _CHARS_PER_TOKEN = 4
+_ENERGY_LOST = "a worker died during the request, and with it what it had measured"
 
 
 class ResponseWriter:
@@ -25,7 +27,8 @@ class ResponseWriter:
 
     Subclasses handle tokens (`on_token`, `on_delta`), flushes (`flush`), the end (`write_completed`) and errors after
     bytes were sent (`write_failure`). `finished` resolves to the error, or None. While `no_output_sent`, the caller of the
-    writer handles the error, since it may retry.
+    writer handles the error, since it may retry. When its worker dies, a response that `is_resumable` pauses: then `finished`
+    resolves too, and the caller continues it with `resume` or ends it with `fail`.
     """
 
     def __init__(self, exchange: Exchange, session: ModelSession) -> None:
@@ -34,17 +37,21 @@ class ResponseWriter:
         self.finished: asyncio.Future[EnginebayError | None] = asyncio.get_running_loop().create_future()
         self.usage = Usage()
         self.counted_tokens = CountedTokens()
+        self.token_ids = array("I")  # of all choices, in the order of their arrival
+        self.is_resumable = False
+        self.is_paused = False
+        self.timer: asyncio.TimerHandle | None = None  # ends the response, however many workers it takes
         self.energy: Energy | None = None  # if the request asks for it
         self.finish_reason = ""  # of the last choice to end
         self.submitted_at = 0.0
         self.first_token_at = 0.0
+        self._run_began_at = 0.0  # when its current worker got it
         self._last_flush_at = 0.0
         self._timing: Timing | None = None  # by the worker's clock
         self._client: WorkerClient | None = None
         self._request_numbers: list[int] = []
         self._pending_requests = 0
-        self._new_tokens = 0  # since the last flush
-        self._flushed_tokens = 0  # before it
+        self._flushed_tokens = 0
         self._started_choices = {0}  # choices with output; most requests have only this one
         self._ended_choices = 0
         self._ended_at_last_flush = 0
@@ -55,12 +62,31 @@ class ResponseWriter:
         self._client = client
         self._pending_requests = len(requests)
         self._requests = requests
-        self.submitted_at = self._last_flush_at = time.perf_counter()
+        self.submitted_at = self._run_began_at = self._last_flush_at = time.perf_counter()
         self.exchange.on_close = self.cancel
         choices = requests[0].sampling.n
         for index, request in enumerate(requests):
             listener = self if len(requests) == 1 else _PromptListener(self, index * choices)
             self._request_numbers.append(client.submit(request, listener))
+
+    def resume(self, session: ModelSession) -> None:
+        """Continue a paused response on another worker, after the tokens that it has."""
+        client = session.client.client
+        request = replace(self._requests[0], generated=tuple(self.token_ids))
+        number = client.submit(request, _ResumedListener(self, self._uncounted_chars))
+        self._uncounted_chars = self._uncounted_pieces = 0
+        self.session, self._client, self._request_numbers = session, client, [number]
+        self.is_paused = False
+        self.finished = asyncio.get_running_loop().create_future()
+        self._run_began_at = time.perf_counter()
+        self.exchange.on_close = self.cancel
+
+    def fail(self, error: EnginebayError) -> None:
+        """End a paused response with this error."""
+        self.is_paused = False
+        if not self.no_output_sent:
+            self.write_failure(error)
+        self._release(error)
 
     def cancel(self) -> None:
         """Cancel because the client disconnected. The engine frees the slot within a step."""
@@ -93,7 +119,7 @@ class ResponseWriter:
     def _release(self, error: EnginebayError) -> None:
         """Cancel the engine requests, and estimate their usage: the engine reports none."""
         completion_tokens = max(
-            self._flushed_tokens + self._new_tokens,
+            len(self.token_ids),
             estimate_completion_tokens(self._uncounted_pieces, self._uncounted_chars),
         )
         # After other errors a remote server may never have received the requests.
@@ -107,7 +133,7 @@ class ResponseWriter:
 
     def _count_delta(self, delta: Delta) -> None:
         """Count a delta for latency and usage. `on_token` counts its token itself."""
-        self._new_tokens += len(delta.token_ids)
+        self.token_ids.extend(delta.token_ids)
         self._started_choices.add(delta.choice)
         if delta.finish_reason is not None:
             self._ended_choices += 1
@@ -146,12 +172,29 @@ class ResponseWriter:
             self._finish(None)
 
     def on_error(self, error: EnginebayError) -> None:
-        self.stop(error)
+        if not self._may_continue(error) or self.finished.done():
+            self.stop(error)
+        elif self._ended_choices:  # only the counts are missing
+            usage = Usage(estimate_prompt_tokens(self._requests[0]), len(self.token_ids))
+            self.on_done(self.complete_done(Done(usage, Timing(), Energy() if self._requests[0].energy else None)))
+        else:
+            self.is_paused = True
+            self.finished.set_result(error)
+
+    def _may_continue(self, error: EnginebayError) -> bool:
+        """Return whether another worker could continue. A worker that drains has not taken a request."""
+        return self.is_resumable and bool(self.token_ids) and isinstance(error, (WorkerDied, Draining))
+
+    def complete_done(self, done: Done) -> Done:
+        """Return the end of a response that had several workers: by this clock, and without energy."""
+        timing = Timing(max(0.0, self.first_token_at - self.submitted_at), time.perf_counter() - self.submitted_at)
+        return Done(done.usage, timing, None if done.energy is None else Energy(absent=_ENERGY_LOST))
 
     def _observe_latency(self) -> None:
         """Count the tokens since the last flush, of all choices that run concurrently, and observe their latency."""
-        new_tokens, running = self._new_tokens, len(self._started_choices) - self._ended_at_last_flush
-        self._new_tokens, self._ended_at_last_flush = 0, self._ended_choices
+        new_tokens = len(self.token_ids) - self._flushed_tokens
+        running = len(self._started_choices) - self._ended_at_last_flush
+        self._ended_at_last_flush = self._ended_choices
         if not new_tokens and (self.first_token_at or not (self._uncounted_chars or self._ended_choices)):
             if self._uncounted_pieces:  # the last one may only close a tag, without a token of its own
                 self.counted_tokens.count_completion(self.session, self._flushed_tokens + self._uncounted_pieces - 1)
@@ -169,6 +212,11 @@ class ResponseWriter:
             self.session.inter_token.observe((now - self._last_flush_at) * running / new_tokens, new_tokens)
         self.session.last_token_at = time.monotonic()
         self._last_flush_at = now
+
+    @property
+    def has_new_output(self) -> bool:
+        """Whether its current worker has sent a token."""
+        return self._last_flush_at > self._run_began_at
 
     @property
     def timing(self) -> ResponseTiming:
@@ -226,6 +274,39 @@ class _PromptListener:
 
     def on_done(self, done: Done) -> None:
         self._writer.on_done(done)
+
+    def on_error(self, error: EnginebayError) -> None:
+        self._writer.on_error(error)
+
+
+class _ResumedListener:
+    """Listens for the rest of a response. `text_ahead`: characters of it that the client has, although not their ids.
+
+    Engines send such text only at the end of an output, when it cannot become a stop string any more.
+    """
+
+    __slots__ = ("_text_ahead", "_writer")
+
+    def __init__(self, writer: ResponseWriter, text_ahead: int) -> None:
+        self._writer = writer
+        self._text_ahead = text_ahead
+
+    def _take_new(self, text: str) -> str:
+        known = min(self._text_ahead, len(text))
+        self._text_ahead -= known
+        return text[known:]
+
+    def on_token(self, text: str, token_id: int) -> None:
+        self._writer.on_token(self._take_new(text) if self._text_ahead else text, token_id)
+
+    def on_delta(self, delta: Delta) -> None:
+        self._writer.on_delta(replace(delta, text=self._take_new(delta.text)) if self._text_ahead else delta)
+
+    def on_flush(self) -> None:
+        self._writer.on_flush()
+
+    def on_done(self, done: Done) -> None:
+        self._writer.on_done(self._writer.complete_done(done))
 
     def on_error(self, error: EnginebayError) -> None:
         self._writer.on_error(error)

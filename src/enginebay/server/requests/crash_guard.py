@@ -77,13 +77,13 @@ class SuspectTrial:
             raise
         return True
 
-    def watch(self, get_first_token_at: Callable[[], float]) -> None:
+    def watch(self, has_output: Callable[[], object]) -> None:
         """End the trial some time after the first token, so that a long answer does not keep others waiting."""
         if self.alone:
-            self._watcher = asyncio.create_task(self._end_after_output(get_first_token_at))
+            self._watcher = asyncio.create_task(self._end_after_output(has_output))
 
-    async def _end_after_output(self, get_first_token_at: Callable[[], float]) -> None:
-        while not get_first_token_at():
+    async def _end_after_output(self, has_output: Callable[[], object]) -> None:
+        while not has_output():
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(_ALONE_S[self._level])
         self.end()

@@ -41,6 +41,7 @@ def choose_replica(
     if writer is not None:
         writer.session = chosen
     if request_context.can_still_retry:  # else the headers are sent
+        if writer is None or not writer.is_paused:  # else the client has the name of the first
         request_context.add_header_or_comment("x-enginebay-replica", chosen.replica)
     count = max(1, len(requests))
     pool.begin(chosen, count)

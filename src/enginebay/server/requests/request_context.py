@@ -20,6 +20,7 @@ from enginebay.server.sessions.model_session import CountedTokens, ModelSession
 
 if TYPE_CHECKING:
     from enginebay.server.requests.crash_guard import CrashGuard
+    from enginebay.server.requests.server_context import ServerContext
 
 _LARGE_BYTES = 32 << 10  # takes milliseconds to parse
 T = TypeVar("T")
@@ -49,7 +50,9 @@ class RequestContext:
         "model",
         "prompt",
         "queued_s",
+        "resumes",
         "sampling",
+        "server",
         "session",
         "started_at",
         "stream",
@@ -84,6 +87,8 @@ class RequestContext:
         self.fallback = ""  # why it is not the first one
         self.first_error: EnginebayError | None = None  # the error of the chain's first engine
         self.worker_deaths = 0  # workers that died during this request
+        self.resumes = 0  # times that another worker continued the response
+        self.server: ServerContext | None = None
         self.wait_deadline: float | None = None  # when the wait for the model times out
         self.wait_announced = False  # the stream started with progress comments
         self.lora: str | None = None

@@ -12,18 +12,30 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from enginebay.contract import GenerateRequest
-from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, Overloaded, TimedOut, Unsupported
+from enginebay.errors import (
+    Cancelled,
+    ContextOverflow,
+    Draining,
+    EnginebayError,
+    InvalidRequest,
+    Overloaded,
+    TimedOut,
+    Unsupported,
+    WorkerDied,
+)
 from enginebay.fleet.routing.prompt_bounds import TextTooLong, make_bound
 from enginebay.server.encoding.response_writer import ResponseWriter
 from enginebay.server.requests.crash_guard import SuspectTrial, check_session
 from enginebay.server.requests.replica_choice import choose_replica
 from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.resume_policy import count_resume, is_resumable, should_resume, wait_disconnected
 from enginebay.server.requests.suspect_table import compute_digest
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.server.telemetry.server_metrics import MetricValue
 from enginebay.util.limit_errors import format_limit_hint
 
 _WAITED_S = 0.01  # a request that a full queue refuses did not wait
+_DRAINING_RETRY_S = 0.05  # before looking for the successor of a draining worker
 _TOKENIZER_SLOT_BYTES = 1 << 20  # a larger body takes several places
 
 T = TypeVar("T")
@@ -151,48 +163,111 @@ def format_translated(translated: Mapping[str, str]) -> str:
 async def generate_response(
     request_context: RequestContext, session: ModelSession, writer: ResponseWriter, requests: Sequence[GenerateRequest]
 ) -> None:
-    """Enter the queue, submit the requests, and wait until the response is finished."""
-    exchange, guard = request_context.exchange, request_context.crash_guard
+    """Enter the queue, submit the requests, and wait until the response is finished, on several workers if one dies."""
+    exchange = request_context.exchange
     add_translation_headers(request_context)
-    trial: SuspectTrial | None = None
-    if guard is not None and guard.table:
-        trial = guard.find_trial(request_context, compute_digest(request_context.variant, requests))
-    leave = await enter_queue(request_context, session, *measure_need(session, requests), trial)
-    timer: asyncio.TimerHandle | None = None
+    exchange.on_drained = writer.flush
+    writer.counted_tokens = request_context.counted_tokens
+    writer.is_resumable = is_resumable(request_context, session, requests)
     try:
-        session, leave = choose_replica(request_context, session, leave, requests, trial, writer)
-        check_session(session)
-        exchange.on_drained = writer.flush
-        writer.counted_tokens = request_context.counted_tokens
-        writer.submit(session.client.client, requests)
-        if trial is not None:
-            trial.watch(lambda: writer.first_token_at)
-        timer = asyncio.get_running_loop().call_later(session.limits.request_timeout_s, _stop_on_timeout, writer)
-        error = await writer.finished
-        if guard is not None and (error is not None or trial is not None):
-            digest = partial(compute_digest, request_context.variant, requests)
-            error = guard.settle(request_context, session, trial, error, digest)
+        error = await _run_on_worker(request_context, session, writer, requests)
+        if error is not None and writer.is_paused:
+            error = await _continue_response(request_context, session, writer, requests, error)
         if error is not None and writer.no_output_sent:
             raise error
         request_context.error = error
     except asyncio.CancelledError:
-        writer.finish_cancelled(Cancelled("the server is stopping"))
+        if writer.submitted_at:
+            writer.finish_cancelled(Cancelled("the server is stopping"))
         raise
     finally:
-        if timer is not None:
-            timer.cancel()
         exchange.on_close = exchange.on_drained = None
+        if writer.timer is not None:
+            writer.timer.cancel()
+            _record_outcome(request_context, writer)
+
+
+def _record_outcome(request_context: RequestContext, writer: ResponseWriter) -> None:
+    request_context.usage = writer.usage
+    request_context.finish_reason = writer.finish_reason
+    if writer.first_token_at:
+        request_context.ttft_s = writer.first_token_at - request_context.exchange.received_at
+
+
+async def _run_on_worker(
+    request_context: RequestContext, session: ModelSession, writer: ResponseWriter, requests: Sequence[GenerateRequest]
+) -> EnginebayError | None:
+    """Run the requests, or what is left of them, until the response ends or its worker dies. Return the error."""
+    guard, resumed = request_context.crash_guard, writer.is_paused
+    digest = partial(compute_digest, request_context.variant, requests)
+    trial = guard.find_trial(request_context, digest()) if guard is not None and guard.table else None
+    entering = enter_queue(request_context, session, *measure_need(session, requests), trial, again=resumed)
+    leave = await (entering if writer.timer is None else _await_until(writer.timer.when(), entering))
+    try:
+        session, leave = choose_replica(request_context, session, leave, requests, trial, writer)
+        check_session(session)
+        if resumed:
+            writer.resume(session)
+            count_resume(request_context)
+        else:
+            writer.submit(session.client.client, requests)
+            timeout_s = session.limits.request_timeout_s
+            writer.timer = asyncio.get_running_loop().call_later(timeout_s, _stop_on_timeout, writer)
+        if trial is not None:
+            trial.watch(lambda: writer.has_new_output)
+        error = await writer.finished
+        if writer.is_paused and isinstance(error, WorkerDied):
+            await wait_disconnected(session)
+        if guard is not None and (error is not None or trial is not None):
+            error = guard.settle(request_context, session, trial, error, digest)
+        return error
+    finally:
         leave()
         if trial is not None:
             trial.end()
-        request_context.usage = writer.usage
-        request_context.finish_reason = writer.finish_reason
-        if writer.first_token_at:
-            request_context.ttft_s = writer.first_token_at - exchange.received_at
+
+
+async def _continue_response(
+    request_context: RequestContext,
+    session: ModelSession,
+    writer: ResponseWriter,
+    requests: Sequence[GenerateRequest],
+    error: EnginebayError | None,
+) -> EnginebayError | None:
+    """Continue a paused response on other workers. Return the error that it ends with."""
+    loop = asyncio.get_running_loop()
+    assert writer.timer is not None and request_context.server is not None
+    request_context.wait_deadline = None  # the next load gets a full wait
+    while error is not None and writer.is_paused and should_resume(request_context, error):
+        try:
+            reacquiring = request_context.server.reacquire_session(request_context, session)
+            session = await _await_until(writer.timer.when(), reacquiring)
+            error = await _run_on_worker(request_context, session, writer, requests)
+        except EnginebayError as problem:
+            error = problem
+        except TimeoutError:
+            error = _make_response_timeout(session)
+        if writer.is_paused and loop.time() >= writer.timer.when():  # whatever the wait ended with
+            error = _make_response_timeout(session)
+        if isinstance(error, Draining) and request_context.session is not None:
+            request_context.session.draining = True
+            await asyncio.sleep(_DRAINING_RETRY_S)
+    if error is not None and writer.is_paused:
+        writer.fail(error)
+    return error
+
+
+async def _await_until(deadline: float, work: Coroutine[Any, Any, T]) -> T:
+    async with asyncio.timeout_at(deadline):
+        return await work
 
 
 def _stop_on_timeout(writer: ResponseWriter) -> None:
-    writer.stop(make_timeout_error(writer.session, "request fewer tokens"))
+    writer.stop(_make_response_timeout(writer.session))
+
+
+def _make_response_timeout(session: ModelSession) -> TimedOut:
+    return make_timeout_error(session, "request fewer tokens")
 
 
 def make_timeout_error(session: ModelSession, hint: str) -> TimedOut:
@@ -216,17 +291,24 @@ async def enter_queue(
     slots: int = 1,
     tokens: int = 0,
     trial: SuspectTrial | None = None,
+    again: bool = False,
 ) -> Callable[[], None]:
-    """Wait for slots at the engine; a suspect, until it can run alone. Return the function that frees them."""
+    """Wait for slots at the engine; a suspect, until it can run alone. Return the function that frees them.
+
+    `again`: the request had slots on a worker that died.
+    """
     if request_context.exchange.closed:  # during tokenization: `on_close` was not set yet
         raise Cancelled("the client closed the connection")
     client = request_context.client
     if trial is not None and await _wait(request_context, session, trial.begin(session)):
         session.queue.enter_held(client, slots, tokens)
+    elif again:
+        await _wait(request_context, session, session.queue.enter_again(client, slots, tokens))
     elif not session.queue.try_enter(client, slots, tokens):
         await _wait(request_context, session, session.queue.enter(client, slots, tokens))
     entered = time.perf_counter()
-    request_context.queued_s = entered - request_context.exchange.received_at
+    if not again:
+        request_context.queued_s = entered - request_context.exchange.received_at
     running_gauge = session.running_gauge
     running_gauge.inc()
 

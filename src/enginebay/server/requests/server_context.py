@@ -12,8 +12,9 @@ from enginebay.server.auth.rate_limits import RateLimitDecision
 from enginebay.server.requests.crash_guard import CrashGuard
 from enginebay.server.requests.model_wait import wait_for_session
 from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.resume_policy import check_same_model
 from enginebay.server.sessions.admission_queue import AdmissionQueue
-from enginebay.server.sessions.model_catalog import FleetGateway, ModelCatalog
+from enginebay.server.sessions.model_catalog import FleetGateway, ModelCatalog, VariantConnector
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.server.telemetry.server_log import ServerLog
 from enginebay.server.telemetry.server_metrics import ServerMetrics
@@ -54,13 +55,8 @@ class ServerContext:
         connector = entry.connectors[min(request_context.variant_index, len(entry.connectors) - 1)]
         request_context.catalog_entry, request_context.lora, request_context.model = entry, lora, name
         request_context.labels = (entry.name, connector.kind)
-        session = connector.live_session
-        if session is None:
-            session = await wait_for_session(
-                request_context, connector, self.fleet, self.max_wait_s, stream, self.config.limits, self.metrics
-            )
-        request_context.session = session
-        request_context.variant = connector.name
+        session = await self._connect(request_context, connector, stream)
+        request_context.server = self
         request_context.tokenizer_queue = self.tokenizer_queue
         request_context.crash_guard = None if session.client.spec.renders else self.crash_guard
         if request_context.wait_announced:
@@ -70,6 +66,26 @@ class ServerContext:
         if request_context.fallback:
             request_context.add_header_or_comment("x-enginebay-fallback", request_context.fallback)
         return session, lora
+
+    async def reacquire_session(self, request_context: RequestContext, before: ModelSession) -> ModelSession:
+        """Return a session that can continue a response whose worker died. Load the model if needed."""
+        entry, _ = self.catalog.find(request_context.model)
+        connector = entry.connectors[min(request_context.variant_index, len(entry.connectors) - 1)]
+        session = await self._connect(request_context, connector, request_context.stream)
+        check_same_model(before, session)
+        return session
+
+    async def _connect(
+        self, request_context: RequestContext, connector: VariantConnector, stream: bool
+    ) -> ModelSession:
+        session = connector.live_session
+        if session is None:
+            session = await wait_for_session(
+                request_context, connector, self.fleet, self.max_wait_s, stream, self.config.limits, self.metrics
+            )
+        request_context.session = session
+        request_context.variant = connector.name
+        return session
 
 
 RouteHandler = Callable[[ServerContext, RequestContext], Awaitable[None]]

@@ -95,6 +95,7 @@ class AdmissionQueue:
         self._reserved_tokens = 0
         self._mean_duration_s = 1.0  # of recent requests, from start to end
         self._holds = 0
+        self._returning: deque[tuple[QueueClient, _Waiter]] = deque()  # see `enter_again`
         self._idle: asyncio.Event | None = None  # while someone waits for it
         self.running = 0  # slots
         self.waiting = 0  # requests
@@ -165,6 +166,7 @@ class AdmissionQueue:
 
     def release(self) -> None:
         self._holds -= 1
+        self._admit_returning()
         self._admit_waiters()
 
     async def wait_idle(self) -> None:
@@ -172,6 +174,21 @@ class AdmissionQueue:
         while self.running:
             self._idle = self._idle or asyncio.Event()
             await self._idle.wait()
+
+    async def enter_again(self, client: QueueClient, slots: int = 1, tokens: int = 0) -> None:
+        """Take the slots that a request had on a worker that died: it had its turn, and waits only while the queue is held."""
+        if not self._holds:
+            self._start(self._open_account(client), slots, tokens)
+            return
+        waiter = _Waiter(0, slots, tokens)
+        self._returning.append((client, waiter))
+        try:
+            await waiter.turn
+        except BaseException:
+            if waiter.granted:
+                self._stop(client, slots, tokens)
+            self._returning = deque(entry for entry in self._returning if entry[1] is not waiter)
+            raise
 
     def enter_held(self, client: QueueClient, slots: int = 1, tokens: int = 0) -> None:
         """Take slots of a held queue."""
@@ -211,6 +228,14 @@ class AdmissionQueue:
             self._idle = None
         if self.waiting:
             self._admit_waiters()
+
+    def _admit_returning(self) -> None:
+        while not self._holds and self._returning:
+            client, waiter = self._returning.popleft()
+            if not waiter.turn.done():
+                self._start(self._open_account(client), waiter.slots, waiter.tokens)
+                waiter.granted = True
+                waiter.turn.set_result(None)
 
     def _admit_waiters(self) -> None:
         while not self._holds and (account := self._find_next()) is not None:

@@ -17,6 +17,7 @@ LEVELS = ("debug", "info", "warning", "error")
 _RESERVED = ("time", "level", "event")
 _TRAILING_FIELDS = (
     "fallback",
+    "resumed",
     "finish_reason",
     "error",
     "message",
@@ -40,6 +41,7 @@ class RequestRecord:
     model: str = ""
     engine: str = ""
     fallback: str = ""
+    resumed: int | None = None  # times that another worker continued the response
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None

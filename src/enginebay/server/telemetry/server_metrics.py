@@ -205,6 +205,11 @@ class ServerMetrics:
         self.retries = counter(
             "enginebay_retries_total", "Requests retried on another worker, by error kind.", (*_MODEL, "kind")
         )
+        self.requests_resumed = counter(
+            "enginebay_requests_resumed_total",
+            "Responses that continued on another worker when their own died.",
+            _MODEL,
+        )
         self.fallbacks = counter("enginebay_fallbacks_total", "Requests that fell back to this engine.", _MODEL)
         self.rejected = counter(
             "enginebay_rejected_total", "Requests refused by the HTTP layer, by HTTP status.", ("reason",)

@@ -28,6 +28,7 @@ class _ActiveRequest:
         "cached_tokens",
         "choices_left",
         "completion_tokens",
+        "continued_tokens",
         "first_token_at",
         "number",
         "prompt_tokens",
@@ -41,12 +42,18 @@ class _ActiveRequest:
         self.queue = queue
         self.started_at = time.perf_counter()
         self.first_token_at = 0.0
-        self.completion_tokens = 0
+        self.continued_tokens = len(request.generated)  # generated elsewhere
+        self.completion_tokens = self.continued_tokens
         self.prompt_tokens = len(request.token_ids or ())
         self.cached_tokens = 0
         self.wants_energy = request.energy
         self.best_of = BestOf.from_sampling(request.sampling)
         self.choices_left = request.sampling.best_of or request.sampling.n
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        """Tokens to compute before the first new one."""
+        return self.prompt_tokens + self.continued_tokens - self.cached_tokens
 
 
 class RequestTable:
@@ -133,7 +140,7 @@ class RequestTable:
         with self._lock:
             before = self._metering
             if before is not None:
-                if before.add_request(engine_number, active.prompt_tokens, wants_energy=active.wants_energy):
+                if before.add_request(engine_number, active.computed_prompt_tokens, wants_energy=active.wants_energy):
                     return
                 self._metering, self._meter_absent, self._idle_w = None, before.absent, before.idle_w
             if active.wants_energy and not self._meter_absent:
@@ -148,7 +155,7 @@ class RequestTable:
                 for number in running:
                     metering.add_request(
                         number,
-                        active.prompt_tokens if number == engine_number else 0,
+                        active.computed_prompt_tokens if number == engine_number else 0,
                         wants_energy=number == engine_number,
                     )
                 for number in running:
@@ -171,8 +178,10 @@ class RequestTable:
     def accepted(self, number: int, prompt_tokens: int, cached_tokens: int = 0) -> None:
         active = self._requests.get(number)
         if active is not None:
-            active.prompt_tokens = prompt_tokens
-            active.cached_tokens = cached_tokens
+            if active.continued_tokens:  # the engine may count them as its prompt
+                active.cached_tokens = min(cached_tokens, active.prompt_tokens)
+            else:
+                active.prompt_tokens, active.cached_tokens = prompt_tokens, cached_tokens
 
     def token(
         self,
@@ -190,7 +199,7 @@ class RequestTable:
             if self.first_token_s is None:
                 self.first_token_s = active.first_token_at - active.started_at
             if (metering := self._metering) is not None:
-                metering.count_tokens(number, active.prompt_tokens - active.cached_tokens)
+                metering.count_tokens(number, active.computed_prompt_tokens)
         active.completion_tokens += len(token_ids)
         if (metering := self._metering) is not None:
             metering.count_tokens(number, len(token_ids))
@@ -243,13 +252,13 @@ class RequestTable:
         if active.best_of is not None:
             active.best_of.emit(active.number, active.queue)
         now = time.perf_counter()
-        self.tokens += active.completion_tokens
+        self.tokens += active.completion_tokens - active.continued_tokens
         usage = Usage(active.prompt_tokens, active.completion_tokens, active.cached_tokens)
         timing = Timing((active.first_token_at or now) - active.started_at, now - active.started_at)
         done = Done(usage, timing)
         metering = self._metering
         if metering is not None and not active.first_token_at:  # no token, but its prompt was computed
-            metering.count_tokens(number, active.prompt_tokens - active.cached_tokens)
+            metering.count_tokens(number, active.computed_prompt_tokens)
         if metering is not None and active.wants_energy:
             metering.finish_request(number, PendingDone(active.queue, active.number, done, self.gate.leave))
             return

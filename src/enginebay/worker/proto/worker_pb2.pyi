@@ -44,6 +44,7 @@ class Submit(google.protobuf.message.Message):
     MESSAGES_FIELD_NUMBER: builtins.int
     EXTRAS_FIELD_NUMBER: builtins.int
     ENERGY_FIELD_NUMBER: builtins.int
+    GENERATED_FIELD_NUMBER: builtins.int
     number: builtins.int
     """chosen by the client, unique within its stream"""
     lora: builtins.str
@@ -59,6 +60,10 @@ class Submit(google.protobuf.message.Message):
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def sampling(self) -> global___Sampling: ...
+    @property
+    def generated(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """output that the client has: continue after it"""
+
     def __init__(
         self,
         *,
@@ -70,9 +75,10 @@ class Submit(google.protobuf.message.Message):
         messages: builtins.str = ...,
         extras: builtins.str = ...,
         energy: builtins.bool = ...,
+        generated: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["energy", b"energy", "extras", b"extras", "lora", b"lora", "messages", b"messages", "number", b"number", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["energy", b"energy", "extras", b"extras", "generated", b"generated", "lora", b"lora", "messages", b"messages", "number", b"number", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
 
 global___Submit = Submit
 

@@ -95,3 +95,32 @@ def test_logprobs_are_cut_to_what_was_asked() -> None:
     tokens = [{"id": 5, "logprob": -0.1, "top_logprobs": top}]
     assert _output(logprobs=0).add_chunk("a", _A, 1, tokens)[2][0].top == ()
     assert _output(logprobs=2).add_chunk("a", _A, 1, tokens)[2][0].top == ((5, -0.1), (6, -2.0))
+
+
+def test_an_output_of_another_worker_is_taken_over_with_its_held_text() -> None:
+    output = _output(stop=("aab",))
+    output.restore([_A, 2, 3, 4, _A], TokenPieces(_VOCABULARY).get_piece)
+    assert (output.ids, output.count, output.finish_reason) == ([_A, 2, 3, 4, _A], 5, None)
+    output.begin_attempt()
+    assert output.add_chunk("x", _A, 1)[0] == "ax", "the letter that could have begun a stop string was not sent"
+
+
+@pytest.mark.parametrize(
+    ("limit", "sampling", "reason"),
+    [
+        (2, {}, FinishReason.LENGTH),
+        (9, {"stop_token_ids": (1,)}, FinishReason.STOP),
+        (9, {"stop": ("a ",)}, FinishReason.STOP),
+        (9, {"stop_token_ids": (1,), "min_tokens": 2}, None),
+        (9, {}, None),
+    ],
+)
+def test_an_output_that_another_worker_completed_only_ends(
+    limit: int, sampling: dict[str, object], reason: FinishReason | None
+) -> None:
+    output = _output(limit, **sampling)
+    output.restore([_A, 1], TokenPieces(_VOCABULARY).get_piece)
+    assert output.is_restored_complete() is (reason is not None)
+    if reason is not None:
+        assert output.end_attempt("limit", out_of_context=False) == ""
+        assert output.finish_reason is reason

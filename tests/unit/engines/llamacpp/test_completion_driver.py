@@ -14,7 +14,7 @@ from enginebay.engines.llamacpp import completion_driver
 from enginebay.engines.llamacpp.call_queue import ActiveRequest, LibraryCall
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
 from enginebay.engines.llamacpp.engine import LlamaCppEngine
-from enginebay.engines.llamacpp.llguidance_matcher import ConstraintError
+from enginebay.engines.llamacpp.guided.llguidance_matcher import ConstraintError
 from enginebay.engines.llamacpp.request_body import LlamaBodyBuilder
 from enginebay.errors import InvalidRequest, Unsupported
 

@@ -24,10 +24,11 @@ def make_sequence(
     lora: str | None = None,
     context: int = 4096,
     number: int | None = None,
+    generated: tuple[int, ...] = (),
     **sampling: Any,
 ) -> SequenceState:
     ids = tuple(map(ord, prompt)) if isinstance(prompt, str) else tuple(range(1, prompt + 1))
-    request = GenerateRequest(token_ids=ids, sampling=Sampling(**sampling), lora=lora)
+    request = GenerateRequest(token_ids=ids, sampling=Sampling(**sampling), lora=lora, generated=generated)
     return SequenceState(
         sequence_id,
         sequence_id if number is None else number,

@@ -284,7 +284,7 @@ class FakeVllm:
 def test_step_driver_registers_sends_flushes_once_per_step_and_aborts_by_vllms_id() -> None:
     llm = FakeVllm()
     runner = step_outputs.StepDriver(llm, ("generate",), lambda ends_step: llm.calls.append(("flush", ends_step)))
-    stream: Any = SimpleNamespace(number=5, vllm_request_id=None)
+    stream: Any = SimpleNamespace(number=5, vllm_request_id=None, continued=None)
 
     async def all_of_it() -> None:
         await runner.abort(stream)  # not prepared yet: nothing to abort

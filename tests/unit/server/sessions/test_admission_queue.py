@@ -8,7 +8,7 @@ import random
 import pytest
 
 from enginebay.errors import Overloaded
-from enginebay.server.sessions.admission_queue import AdmissionQueue
+from enginebay.server.sessions.admission_queue import ANYONE, AdmissionQueue
 
 
 async def settle() -> None:
@@ -152,3 +152,43 @@ async def test_no_slot_is_lost_in_any_order_of_events(seed: int) -> None:
     assert (queue.running, queue.waiting, inside) == (0, 0, 0)
     assert most <= running and not queue.is_full
     assert all(queue.try_enter() for _ in range(running)) and not queue.try_enter()
+
+
+async def test_who_had_slots_on_a_dead_worker_does_not_wait_in_a_full_queue() -> None:
+    queue = AdmissionQueue(max_running=1, max_waiting=0, timeout_s=1)
+    await queue.enter()
+    await queue.enter_again(ANYONE)
+    assert queue.running == 2
+    queue.leave(0.1)
+    assert not queue.try_enter(), "the other one counts"
+
+
+async def test_who_returns_waits_while_a_suspect_runs_alone() -> None:
+    queue = AdmissionQueue(max_running=1, max_waiting=5, timeout_s=5)
+    queue.hold()
+    queue.enter_held(ANYONE)
+    waiting = asyncio.create_task(queue.enter())
+    returning, leaving = asyncio.create_task(queue.enter_again(ANYONE)), asyncio.create_task(queue.enter_again(ANYONE))
+    await settle()
+    assert queue.running == 1 and not returning.done()
+    leaving.cancel()
+    await settle()
+    queue.leave(0.1)
+    queue.release()
+    await settle()
+    assert returning.done() and not waiting.done(), "it had its turn before"
+    queue.leave(0.1)
+    await waiting
+    queue.leave(0.1)
+    assert queue.running == 0
+
+
+async def test_who_is_cancelled_just_as_it_returns_frees_its_slots() -> None:
+    queue = AdmissionQueue(max_running=1, max_waiting=0, timeout_s=5)
+    queue.hold()
+    returning = asyncio.create_task(queue.enter_again(ANYONE))
+    await settle()
+    queue.release()
+    returning.cancel()
+    await settle()
+    assert queue.running == 0

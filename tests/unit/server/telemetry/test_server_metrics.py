@@ -28,7 +28,7 @@ NAMES = {
     "enginebay_connections", "enginebay_engine_steps_total", "enginebay_engine_running",
     "enginebay_kv_cache_usage_ratio", "enginebay_worker_memory_bytes", "enginebay_server_info",
     "enginebay_rate_limited_total", "enginebay_rejected_total", "process_resident_memory_bytes",
-    "process_start_time_seconds", "enginebay_retries_total", "enginebay_fallbacks_total", "enginebay_switch_seconds",
+    "process_start_time_seconds", "enginebay_retries_total", "enginebay_requests_resumed_total", "enginebay_fallbacks_total", "enginebay_switch_seconds",
     "enginebay_switch_phase_seconds_total", "enginebay_switch_slo_missed_total", "enginebay_worker_deaths_total",
     "enginebay_model_awake", "enginebay_key_queue_time_seconds", "enginebay_poison_requests_total",
     "enginebay_replica_requests_total", "enginebay_replica_prompt_tokens_total", "enginebay_replica_cached_tokens_total",

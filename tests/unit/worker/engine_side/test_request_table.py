@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,3 +163,15 @@ def test_a_slow_reader_gets_everything_in_order() -> None:
         if flush.finish:
             break
     assert seen == list(range(10_000))
+
+
+def test_a_continued_request_counts_both_parts(table: RequestTable) -> None:
+    """The engine may report the output so far as prompt."""
+    queue = table.open_queue()
+    number = table.submit(1, queue, replace(_request(), generated=(7, 8)))
+    table.accepted(number, 5, cached_tokens=4)
+    table.token(number, "a", (9,))
+    table.finish(number, FinishReason.STOP)
+    [done] = _take(queue).done
+    assert (done.prompt_tokens, done.completion_tokens, done.cached_tokens) == (3, 3, 3)
+    assert table.tokens == 1

@@ -64,6 +64,11 @@ class SequenceState:
         self._scanner = StopScanner(request.sampling.stop)
         self._can_finish_on_text = bool(request.sampling.stop) or constraint is not None
         self._pending_text: str | None = None  # text of the last token, if it was decoded at once
+        self.restored: Sequence[int] = request.generated  # output of another worker, which has sent its text
+        for token in request.generated:
+            if self.finish_reason is None:
+                self.append_token(token)
+                self.take_text()
 
     @property
     def length(self) -> int:

@@ -134,11 +134,13 @@ class GenerateBatcher:
                 [sequence.finish_reason is not None or sequence.number in self._cancelled for sequence in sequences]
             )
 
-        config: dict[str, Any] = {"max_new_tokens": max(sequence.max_output_tokens for sequence in sequences)}
+        config: dict[str, Any] = {
+            "max_new_tokens": max(sequence.max_output_tokens - len(sequence.output) for sequence in sequences)
+        }
         if self._assisted and sequences[0].end_token_ids:
             config["eos_token_id"] = sorted(sequences[0].end_token_ids)
         call = GenerateCall(
-            [list(sequence.prompt) for sequence in sequences], config, sequences[0].lora, self._assisted
+            [[*sequence.prompt, *sequence.output] for sequence in sequences], config, sequences[0].lora, self._assisted
         )
         self._ranks.broadcast(call)
         self._generator.run(call, process_scores, check_stop)
@@ -240,7 +242,7 @@ class _RunningBatch:
         if drafted and bool((scores == scores[0, 0]).all()):
             return scores  # prompt lookup tests whether drafts are allowed, with constant scores
         outputs = [
-            ids[i, self._prompt_width :].tolist() if drafted else sequence.output
+            [*sequence.restored, *ids[i, self._prompt_width :].tolist()] if drafted else sequence.output
             for i, sequence in enumerate(self._sequences)
         ]
         unfinished = [i for i, sequence in enumerate(self._sequences) if sequence.finish_reason is None]

@@ -34,6 +34,7 @@ _CLIENT = "vllm.v1.engine.core_client:AsyncMPClient"
 _GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 _RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _STEP = "vllm.v1.core.sched.output"
+_DETOKENIZER = "vllm.v1.engine.detokenizer:IncrementalDetokenizer"
 
 STEP_OUTPUTS = VllmPatch(
     name="step_outputs",
@@ -117,4 +118,24 @@ FORKED_START = VllmPatch(
     reads_only=True,
     off="spawn",
 )
-PATCHES = (STEP_OUTPUTS, MIXED_GRAPHS, SCHEDULER_STATS, LOAD_LOG, OUTPUT_HANDLER, FORKED_START)
+CONTINUED_REQUESTS = VllmPatch(
+    name="continued_requests",
+    summary="Continue the output of a worker that died as vLLM resumes a preempted request",
+    setting="continued_requests",
+    fallback="streams with a constraint or penalties end in an error when their worker dies",
+    versions=("0.32", "0.32"),
+    needs={
+        "vllm.v1.request:Request": ("_output_token_ids", "num_computed_tokens"),
+        "vllm.v1.request:Request.from_engine_core_request": ("request", "block_hasher"),
+        "vllm.v1.request:Request.append_output_token_ids": ("token_ids",),
+        "vllm.v1.structured_output:StructuredOutputManager._create_grammar": ("request",),
+        "vllm.v1.worker.gpu_input_batch:CachedRequestState": ("output_token_ids", "sampling_params", "__post_init__"),
+        "vllm:SamplingParams": ("extra_args", "eos_token_id"),
+        f"{_DETOKENIZER}.from_new_request": ("tokenizer", "request"),
+        f"{_DETOKENIZER}.update": ("new_token_ids", "stop_terminated"),
+        f"{_DETOKENIZER}.get_next_output_text": ("finished", "delta"),
+        _OUTPUTS: ("request_states", "tokenizer"),
+        "vllm.v1.engine.output_processor:RequestState": ("detokenizer", "sent_tokens_offset"),
+    },
+)
+PATCHES = (STEP_OUTPUTS, CONTINUED_REQUESTS, MIXED_GRAPHS, SCHEDULER_STATS, LOAD_LOG, OUTPUT_HANDLER, FORKED_START)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
+from enginebay.engines.vllm.patches.continued_requests import ContinuedOutput
 from enginebay.engines.vllm.request_stream import RequestStream
 
 
@@ -34,6 +35,9 @@ class StepDriver:
 
     async def add(self, stream: RequestStream, request: Any) -> None:
         params = request.sampling_params
+        if stream.continued is not None:
+            await self._add_continued(request, stream, stream.continued)
+            return
         if params.n == 1:
             await self._add_choice(request, None, 0, stream)
             return
@@ -55,6 +59,18 @@ class StepDriver:
 
     async def _add_choice(self, request: Any, parent: Any, index: int, stream: RequestStream) -> None:
         self._llm.output_processor.add_request(request, None, parent, index, stream)
+        await self._llm.engine_core.add_request_async(request)
+
+    async def _add_continued(self, request: Any, stream: RequestStream, output: ContinuedOutput) -> None:
+        processor = self._llm.output_processor
+        detokenizer, matched = output.restore_detokenizer(processor.tokenizer, request)
+        end = matched or output.find_end(request)
+        if end is not None:
+            stream.finish(*end)
+            return
+        processor.add_request(request, None, None, 0, stream)
+        state = processor.request_states[request.request_id]
+        state.detokenizer, state.sent_tokens_offset = detokenizer, detokenizer.num_output_tokens()
         await self._llm.engine_core.add_request_async(request)
 
     async def _abort_if_cancelled(self, stream: RequestStream) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from enginebay.contract import FinishReason
@@ -132,3 +134,16 @@ def test_a_stop_token_ends_a_sequence_with_stop_strings() -> None:
 )
 def test_sequences_that_need_logit_processing(sampling: dict[str, object], expected: bool) -> None:
     assert make_sequence(1, **sampling).needs_logit_processing is expected
+
+
+@pytest.mark.parametrize("sampling", [{}, {"stop": ("END",)}, {"stop_token_ids": (ord("x"),), "min_tokens": 3}])
+@pytest.mark.parametrize("text", ["sequence EN", "axbx ENDE"])
+def test_an_output_of_another_worker_is_taken_over(text: str, sampling: dict[str, Any]) -> None:
+    """Whatever the cut, the rest is what follows, and an end that was not sent is found."""
+    whole = make_sequence(1, max_tokens=20, **sampling)
+    sent = [append_and_decode(whole, ord(letter)) for letter in text if whole.finish_reason is None]
+    for cut in range(1, len(sent) + 1):
+        rest = make_sequence(2, max_tokens=20, generated=tuple(whole.output[:cut]), **sampling)
+        assert rest.output == whole.output[:cut] and rest.cached_tokens == 0
+        assert [append_and_decode(rest, token) for token in whole.output[cut:]] == sent[cut:]
+        assert (rest.finish_reason, rest.stop_reason) == (whole.finish_reason, whole.stop_reason)

@@ -85,7 +85,11 @@ def test_a_patch_refuses_a_vllm_without_something_it_needs(
 
 
 def test_only_patches_that_change_nothing_apply_to_untested_versions() -> None:
-    assert {patch.name for patch in PATCHES if not patch.reads_only} == {"step_outputs", "mixed_graphs"}
+    assert {patch.name for patch in PATCHES if not patch.reads_only} == {
+        "step_outputs",
+        "continued_requests",
+        "mixed_graphs",
+    }
 
 
 def test_attributes_of_the_constructor_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ class ResponsesJsonWriter(ResponseWriter):
         self._engine_finish_reason: str | None = None
 
     def on_token(self, text: str, token_id: int) -> None:
-        self._new_tokens += 1
+        self.token_ids.append(token_id)
         self._append(text, (token_id,), ())
 
     def on_delta(self, delta: Delta) -> None:
@@ -72,7 +72,7 @@ class ResponsesSseWriter(SseWriter):
         self._engine_finish_reason: str | None = None
 
     def on_token(self, text: str, token_id: int) -> None:
-        self._new_tokens += 1
+        self.token_ids.append(token_id)
         if self._is_plain_text:
             self._texts.append(text)
         else:

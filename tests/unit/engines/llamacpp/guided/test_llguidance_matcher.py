@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.engines.llamacpp.llguidance_grammar import write_choices, write_grammar, write_regex, write_schema
-from enginebay.engines.llamacpp.llguidance_matcher import ConstraintError, LlguidanceLibrary
+from enginebay.engines.llamacpp.guided.llguidance_grammar import write_choices, write_grammar, write_regex, write_schema
+from enginebay.engines.llamacpp.guided.llguidance_matcher import ConstraintError, LlguidanceLibrary
 from enginebay.engines.llamacpp.request_body import parse_json_schema, write_constraint
 from tests.hostile import corpus_guided
 

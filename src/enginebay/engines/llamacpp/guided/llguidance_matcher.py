@@ -19,6 +19,7 @@ from enginebay.text.gguf.gguf_reader import GgufFile
 
 _END_TOKEN = 256
 _SPECIAL_MARKER = b"\xff"
+_BYTE_TOKENS = (*(bytes([byte]) for byte in range(255)), _SPECIAL_MARKER + b"<255>")
 _CACHE_SIZE = 64
 _TRIAL_BYTES = 256
 _CLOSING_BYTES = b'}]"'
@@ -82,7 +83,8 @@ class LlguidanceLibrary:
         self._declare("llg_matcher_get_mask", ctypes.POINTER(ctypes.c_uint32), ctypes.c_void_p)
         self._declare("llg_matcher_is_accepting", ctypes.c_bool, ctypes.c_void_p)
         self._declare("llg_matcher_is_stopped", ctypes.c_bool, ctypes.c_void_p)
-        self._tokenizer = self._create_tokenizer()
+        self._tokenizer = self._create_tokenizer([*_BYTE_TOKENS, _SPECIAL_MARKER + b"<end>"], _END_TOKEN)
+        self._vocabulary_tokenizer: int | None = None  # created when an output is continued
         self._compiled: dict[str, LlguidanceMatcher | ConstraintError] = {}  # oldest first
         self._compile_lock = threading.Lock()  # one at a time: compiling takes the processor from the model
         self._clone_lock = threading.Lock()
@@ -91,13 +93,12 @@ class LlguidanceLibrary:
         function = getattr(self.functions, name)
         function.restype, function.argtypes = result, arguments
 
-    def _create_tokenizer(self) -> int:
-        tokens = [bytes([byte]) for byte in range(255)] + [_SPECIAL_MARKER + b"<255>", _SPECIAL_MARKER + b"<end>"]
+    def _create_tokenizer(self, tokens: Sequence[bytes], end_token: int) -> int:
         lengths = (ctypes.c_uint32 * len(tokens))(*map(len, tokens))
         text = ctypes.create_string_buffer(b"".join(tokens))
         init = _TokenizerInit(
             vocab_size=len(tokens),
-            tok_eos=_END_TOKEN,
+            tok_eos=end_token,
             token_lens=ctypes.addressof(lengths),
             token_bytes=ctypes.addressof(text),
             use_approximate_greedy_tokenize_fn=True,
@@ -115,6 +116,19 @@ class LlguidanceLibrary:
             raise ConstraintError(str(compiled))  # a new one: a traceback keeps its request in memory
         with self._clone_lock:
             return OutputFollower(compiled.clone(), self._get_piece)
+
+    @property
+    def skips_blanks(self) -> bool:
+        """Whether llama.cpp follows tokens without the blank that words begin with."""
+        return self._get_piece is not None
+
+    def start_with_vocabulary(self, grammar: str, pieces: Sequence[bytes], end_token: int) -> LlguidanceMatcher:
+        """Return a matcher of the model's tokens at the start of the output. Raises `ConstraintError`."""
+        with self._compile_lock:
+            if self._vocabulary_tokenizer is None:
+                tokens = [piece or _SPECIAL_MARKER + b"<%d>" % token for token, piece in enumerate(pieces)]
+                self._vocabulary_tokenizer = self._create_tokenizer(tokens, end_token)
+            return self._create_matcher(grammar, self._vocabulary_tokenizer, len(pieces))
 
     def _compile(self, grammar: str, is_cancelled: Callable[[], bool]) -> LlguidanceMatcher | ConstraintError:
         with self._compile_lock:
@@ -134,12 +148,17 @@ class LlguidanceLibrary:
             return problem.with_traceback(None)
 
     def _compile_and_try(self, grammar: str) -> LlguidanceMatcher:
-        init = (ctypes.c_uint64 * _INIT_WORDS)()
-        self.functions.llg_constraint_init_set_defaults(init, self._tokenizer)
-        init[_LOG_LEVELS_WORD] = 0
-        matcher = LlguidanceMatcher(self.functions, self.functions.llg_new_matcher(init, b"lark", grammar.encode()))
-        matcher.check()
+        matcher = self._create_matcher(grammar, self._tokenizer, len(_BYTE_TOKENS))
         matcher.clone().try_texts()
+        return matcher
+
+    def _create_matcher(self, grammar: str, tokenizer: int, vocabulary_size: int) -> LlguidanceMatcher:
+        init = (ctypes.c_uint64 * _INIT_WORDS)()
+        self.functions.llg_constraint_init_set_defaults(init, tokenizer)
+        init[_LOG_LEVELS_WORD] = 0
+        handle = self.functions.llg_new_matcher(init, b"lark", grammar.encode())
+        matcher = LlguidanceMatcher(self.functions, handle, vocabulary_size)
+        matcher.check()
         return matcher
 
 
@@ -179,9 +198,10 @@ class OutputFollower:
 class LlguidanceMatcher:
     """Where one output stands in its constraint."""
 
-    def __init__(self, functions: Any, handle: int | None) -> None:
+    def __init__(self, functions: Any, handle: int | None, vocabulary_size: int) -> None:
         self._functions = functions
         self._handle = handle
+        self._vocabulary_size = vocabulary_size
         if not handle:
             raise ConstraintError("llguidance returned no matcher")
 
@@ -191,7 +211,9 @@ class LlguidanceMatcher:
             self._handle = 0
 
     def clone(self) -> LlguidanceMatcher:
-        return LlguidanceMatcher(self._functions, self._functions.llg_clone_matcher(self._handle))
+        return LlguidanceMatcher(
+            self._functions, self._functions.llg_clone_matcher(self._handle), self._vocabulary_size
+        )
 
     def check(self) -> None:
         problem = self._functions.llg_matcher_get_error(self._handle)
@@ -200,8 +222,11 @@ class LlguidanceMatcher:
 
     def consume(self, data: bytes) -> bool:
         """Add to the output. Returns False if the constraint does not allow it, or cannot be followed any further."""
-        tokens = (ctypes.c_uint32 * len(data))(*data)
-        return bool(self._functions.llg_matcher_consume_tokens(self._handle, tokens, len(data)) == 0)
+        return self.consume_tokens(data)
+
+    def consume_tokens(self, ids: Sequence[int]) -> bool:
+        tokens = (ctypes.c_uint32 * len(ids))(*ids)
+        return bool(self._functions.llg_matcher_consume_tokens(self._handle, tokens, len(ids)) == 0)
 
     def is_accepting(self) -> bool:
         return bool(self._functions.llg_matcher_is_accepting(self._handle))
@@ -226,10 +251,20 @@ class LlguidanceMatcher:
         """Yield the bytes that may follow."""
         if self.is_complete():
             return
+        mask = self._compute_mask()
+        yield from (byte for byte in range(255) if mask[byte // 32] >> (byte % 32) & 1)
+
+    def find_allowed_ranges(self) -> list[tuple[int, int]]:
+        """Return the tokens that may follow, as ranges with both ends."""
+        words = -(-self._vocabulary_size // 32)
+        bits = int.from_bytes(ctypes.string_at(self._compute_mask(), 4 * words), "little")
+        text = f"{bits & (1 << self._vocabulary_size) - 1:b}"[::-1]
+        return [(match.start(), match.end() - 1) for match in re.finditer("1+", text)]
+
+    def _compute_mask(self) -> Any:
         if self._functions.llg_matcher_compute_mask(self._handle):
             self.check()
-        mask = self._functions.llg_matcher_get_mask(self._handle)
-        yield from (byte for byte in range(255) if mask[byte // 32] >> (byte % 32) & 1)
+        return self._functions.llg_matcher_get_mask(self._handle)
 
 
 def load_llguidance(library: Any, file: GgufFile, get_piece: Callable[[int], bytes]) -> LlguidanceLibrary | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.engines.llamacpp.llguidance_grammar import (
+from enginebay.engines.llamacpp.guided.llguidance_grammar import (
     KNOWN_FORMATS,
     drop_unknown_formats,
     write_choices,
