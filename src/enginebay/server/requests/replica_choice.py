@@ -40,8 +40,8 @@ def choose_replica(
     request_context.session = chosen
     if writer is not None:
         writer.session = chosen
-    if request_context.can_still_retry:  # else the headers are sent
-        if writer is None or not writer.is_paused:  # else the client has the name of the first
+    resumed = writer is not None and writer.is_paused
+    if request_context.can_still_retry and not resumed:  # else the headers are sent, or name the first replica
         request_context.add_header_or_comment("x-enginebay-replica", chosen.replica)
     count = max(1, len(requests))
     pool.begin(chosen, count)
