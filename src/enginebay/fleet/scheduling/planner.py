@@ -7,6 +7,9 @@ The model of the oldest waiting request loads next, and all requests for it are 
 a younger one may only use memory that the oldest does not need. Idle models are evicted first, least recently used
 first; then busy ones drain. A model with running requests never sleeps or unloads, nor does a pinned one. A crashed
 model reloads in parallel with any other load if it fits.
+
+A model on GPUs is placed before it loads: where it fits without an eviction if there is such a place, and so that the
+other awaited models still fit. What is loaded is never moved.
 """
 
 from __future__ import annotations
