@@ -188,15 +188,16 @@ def test_a_signal_while_the_model_is_loaded() -> None:
 
 
 def test_a_worker_death() -> None:
-    """Partly sent responses get an error; all other requests are retried on the next worker."""
+    """Streams of one sequence continue on the next worker, others get an error; whole responses are complete."""
     with run_server(config=build_config({"step_s": 0.02})) as server:
         assert httpx.get(f"{server.url}/health/ready", timeout=60).status_code == 200
-        stream = Stream(server, max_tokens=3000)
+        stream, several = Stream(server, max_tokens=80), Stream(server, max_tokens=3000, n=2)
         with ThreadPoolExecutor(1) as threads:
             whole = threads.submit(ask, server, max_tokens=60)
             time.sleep(0.3)
             worker_of(server).send_signal(signal.SIGKILL)
-            events = stream.events()
+            assert stream.events()[-1] == "[DONE]"
+            events = several.events()
             error = json.loads(events[-1])["error"]
             assert error["code"] == "engine_unavailable" and "[DONE]" not in events
             assert_no_leak(events[-1])

@@ -301,3 +301,10 @@ def test_problems_of_chains_come_with_all_others(tmp_path: Path, far_too: Any) -
     found = validate_config(path, environ={}, specs=far_too).problems
     assert {one.key for one in found} == {"models.m.engine", "models.m.load", "fleet.queue"}
     assert "3 problems" in to_config_error(found).message
+
+
+def test_responses_resume_unless_the_server_or_the_model_says_no(load: Any) -> None:
+    config = load("server: {resume: off}\nmodels: {own: {resume: on}, plain: {}}")
+    assert [config.resume_for(name) for name in ("own", "plain")] == [True, False]
+    assert load("models: {m: {resume: off}}").resume_for("m") is False
+    assert Config().resume_for("m") and load("").resume_for("m")
