@@ -26,11 +26,11 @@ from bench.server.server_process import BenchServerProcess, find_free_port
 _BAY = Path(sys.executable).with_name("bay")
 _MODEL = "smollm2"
 _REPLICAS = 2
-_CONVERSATIONS = 4  # at once
-_TURNS = 4
-_TOKENS = 16
+_CONVERSATIONS = 3  # at once
+_TURNS = 3
+_TOKENS = 8
 _SYSTEM = (
-    "You help the crew of ship number {number} with their work. " + "Answer briefly, name the deck, and be kind. " * 40
+    "You help the crew of ship number {number} with their work. " + "Answer briefly, name the deck, and be kind. " * 26
 )
 _QUESTIONS = ("Where is the anchor?", "Who cooks tonight?", "Is the engine warm?", "When do we arrive?")
 _TIMEOUT_S = 300.0
