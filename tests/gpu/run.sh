@@ -10,7 +10,7 @@
 #   PYTHON=python3   which Python
 #   LIMIT_S=240      time limit per part; parallel parts share it
 #   LOAD_S=200       time limit for the load of one worker of tests/gpu
-#   ALONE_S=90       time limit for the part that needs the whole GPU; 0 skips it
+#   ALONE_S=240      time limit for the part that needs the whole GPU; 0 skips it
 #   JOBS=8           parallel loads of the contract's feature tests
 #   PARTS=...        parts to run besides the last one; unset: all (contract-vllm contract-transformers features gpu-vllm gpu-transformers)
 set -uo pipefail
@@ -19,7 +19,7 @@ home=${1:?HOME_DIR}; shift
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=${PYTHON:-python3}
 limit=${LIMIT_S:-240}
-alone=${ALONE_S:-90}
+alone=${ALONE_S:-240}
 parts=${PARTS-contract-vllm contract-transformers features gpu-vllm gpu-transformers}
 
 mkdir -p "$home/results"
@@ -56,7 +56,7 @@ arguments() {
       "--deselect tests/contract/test_features.py::test_transformers_inside_its_own_environment" ;;
     gpu-vllm) echo tests/gpu/test_vllm_cuda.py ;;
     gpu-transformers) echo tests/gpu/test_transformers_cuda.py ;;
-    alone) echo tests/gpu/test_memory_cuda.py ;;
+    alone) echo tests/gpu/test_memory_cuda.py tests/gpu/test_placement_cuda.py ;;
     *) echo "unknown part $1" >&2; exit 2 ;;
   esac
 }

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,8 @@ class FakeEngine:
         idle_w, busy_w = self._settings["idle_w"], self._settings["busy_w"]
         self._meter = None if idle_w is None else FakeEnergyMeter(idle_w, busy_w)
         self._loras = set(load.loras)
-        print(f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(unset)')}", flush=True)
+        with suppress(OSError):  # the disk may have no space for logs
+            os.write(1, f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(unset)')}\n".encode())
         time.sleep(self._settings["load_s"])
         self._fail_load(self._settings["fail_load"])
 

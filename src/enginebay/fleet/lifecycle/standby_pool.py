@@ -88,7 +88,7 @@ class StandbyPool:
         self._pythons[kind] = plan.launch.python
         load = Load(kind=kind, engine=plan.spec.engine, model="(standby)", path="")
         log = logs_dir() / f"{kind}-standby.log"
-        launch = replace(plan.launch, load=load, log=log, mode=LaunchMode.DIRECT, variables={})
+        launch = replace(plan.launch, load=load, log=log, mode=LaunchMode.DIRECT, variables={}, devices={})
         try:
             self._spare[kind] = await WorkerProcess.start_standby(launch)
             if kind in self.kinds:
@@ -113,6 +113,8 @@ class StandbyPool:
 
 
 def _is_compatible(spare: WorkerProcess, launch: WorkerLaunch) -> bool:
+    if launch.devices and spare.initialized_cuda:
+        return False  # it would stay on the GPUs it has seen
     return spare.launch.python == launch.python and _can_use_standby(launch) and spare.returncode is None
 
 

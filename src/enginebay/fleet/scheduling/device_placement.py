@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, islice, permutations
 from typing import TypeAlias
 
 WHOLE_GPU = 1000  # shares are counted in thousandths of a GPU
-_MAX_CANDIDATES = 500  # placements to compare for one replica, of each group of GPUs
+_MAX_CANDIDATES = 100  # placements to compare for one replica, of each group of GPUs
 _MAX_SEARCH_STEPS = 2000  # of a joint placement: enough for 6 replicas on 4 GPUs
 
 PoolBytes: TypeAlias = Mapping[str, int]  # by pool: "ram", "gpu0", "gpu0.share", …
@@ -49,7 +50,9 @@ class GpuLinks:
     pairs: frozenset[tuple[int, int]] = frozenset()
 
     def count_missing(self, placement: Placement) -> int:
-        """Return how many pairs of these GPUs are not linked."""
+        """Return how many pairs of these GPUs are not linked; 0 on a host without links."""
+        if not self.pairs:
+            return 0
         return sum(pair not in self.pairs for pair in combinations(sorted(placement), 2))
 
     def list_groups(self, gpus: Sequence[int]) -> list[list[int]]:
@@ -69,6 +72,7 @@ def name_share(gpu: int) -> str:
     return f"gpu{gpu}.share"
 
 
+@lru_cache(maxsize=4096)
 def parse_pool(pool: str) -> int | None:
     """Return the GPU of a memory pool; None for RAM, shares and slots."""
     return int(pool[3:]) if pool.startswith("gpu") and pool[3:].isdigit() else None
@@ -93,31 +97,27 @@ def rank_placements(
 ) -> list[Placement]:
     """Return the placements that fit beside what is held, best first.
 
-    Linked GPUs come first, then those of the lowest `costs`, then those that are left with the least memory: large gaps
+    Those of the lowest `costs` come first, then linked GPUs, then those that are left with the least memory: large gaps
     stay for large models.
     """
     left = {gpu: capacity[name_pool(gpu)] - held.get(name_pool(gpu), 0) for gpu in list_gpus(capacity)}
     links, costs = links or GpuLinks(), costs or {}
     tightest = sorted(left, key=lambda gpu: (costs.get(gpu, 0), left[gpu], gpu))
-    fitting = [
-        placement
-        for placement in _iter_candidates(need, tightest, capacity, held, links)
-        if _fits(need.to_pools(placement), capacity, held)
-    ]
+    candidates = _iter_candidates(need, tightest, capacity, held, links)
 
     def rank(placement: Placement) -> tuple[object, ...]:
-        cost = sum(costs.get(gpu, 0) for gpu in placement)
-        return links.count_missing(placement), cost, sum(left[gpu] for gpu in placement), placement
+        cost = sum(costs.get(gpu, 0) for gpu in placement) if costs else 0
+        return cost, links.count_missing(placement), sum(left[gpu] for gpu in placement), placement
 
-    return sorted(fitting, key=rank)
+    return sorted(candidates, key=rank)
 
 
 def _iter_candidates(
     need: GpuNeed, gpus: Sequence[int], capacity: PoolBytes, held: PoolBytes, links: GpuLinks
 ) -> Iterator[Placement]:
-    """Yield placements to compare: all of the linked groups, then any, within a limit each."""
+    """Yield placements that fit: those of the linked groups, then any, within a limit each."""
     if need.only:
-        if set(need.only) <= set(gpus):
+        if _fits(need.to_pools(need.only), capacity, held):
             yield need.only
         return
     least = GpuNeed((min(need.bytes_by_rank),), need.share)
@@ -129,8 +129,10 @@ def _iter_candidates(
         chosen = combinations(group, need.count) if alike else permutations(group, need.count)
         for gpus_by_rank in islice(chosen, _MAX_CANDIDATES):
             placement = tuple(sorted(gpus_by_rank)) if alike else gpus_by_rank
-            if placement not in seen:
-                seen.add(placement)
+            if placement in seen:
+                continue
+            seen.add(placement)
+            if alike or _fits(need.to_pools(placement), capacity, held):
                 yield placement
 
 

@@ -7,6 +7,9 @@ The model of the oldest waiting request loads next, and all requests for it are 
 a younger one may only use memory that the oldest does not need. Idle models are evicted first, least recently used
 first; then busy ones drain. A model with running requests never sleeps or unloads, nor does a pinned one. A crashed
 model reloads in parallel with any other load if it fits.
+
+A model on GPUs is placed before it loads: where it fits without an eviction if there is such a place, and so that the
+other awaited models still fit. What is loaded is never moved.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ __all__ = [
 
 _MAX_SIMULATION_STEPS = 1000  # of a wait estimate
 _MAX_JOINT = 8  # replicas placed together
-_MAX_EVICTIONS = 128  # placements whose evictions are compared
+_MAX_EVICTIONS = 32  # placements whose evictions are compared
 _EVICTION_COSTS = {"idle": 1, "busy": 10, "awaited": 100}  # which placements are compared first
 
 
@@ -186,6 +189,8 @@ class _PlanBuilder:
     ) -> tuple[ReplicaSnapshot, EvictionPlan, str]:
         """Choose the GPUs of a replica that has none. Return it placed, what must leave for it, and the reason."""
         awaited = set(queue)
+        if replica.placement is not None and replica.state is ReplicaState.COLD:  # it leaves its GPUs first
+            return replica, EvictionPlan({}, self._account.settled, executable=False, tier=0), ""
         if not replica.unplaced or replica.gpu_need is None:
             return replica, plan_eviction(self._now, self._account, replica, awaited, reserved), ""
         fitting = rank_placements(replica.gpu_need, self._account.capacity, self._account.held, self._limits.links)
@@ -209,7 +214,7 @@ class _PlanBuilder:
         others = [it for it in map(self._account.replicas.get, queue) if it is not None and it.unplaced]
         needs = {it.name: it.gpu_need for it in (replica, *others) if it.gpu_need is not None}
         account = self._account
-        if len(needs) < 2:
+        if len(needs) < 2 or not self._limits.place_together:
             return None
         first = list(needs.items())[:_MAX_JOINT]
         return place_jointly(first, account.capacity, account.held, self._limits.links).get(replica.name)
@@ -303,6 +308,7 @@ def estimate_wait(
     Simulates the plan. Running requests and evictions take an unknown time, which counts as 0: the result is a lower
     bound.
     """
+    limits = replace(limits, place_together=False)
     queue = [replace(request, deadline=math.inf) for request in waiting if now < request.deadline]
     if all(request.model != model for request in queue):
         queue.append(WaitingRequest(-1, model, math.inf, math.inf))
@@ -329,7 +335,8 @@ class _Simulation:
         self._awake_at: dict[str, float] = {}
         for replica in replicas:
             loading = replica.in_transition and replica.state is ReplicaState.AWAKE
-            self.replicas[replica.name] = replica if loading else replace(replica, in_transition=False)
+            settled = replica if loading else replace(replica, in_transition=False)
+            self.replicas[replica.name] = settled.displace() if settled.state is ReplicaState.COLD else settled
             if loading:
                 self._awake_at[replica.name] = now + replica.time_to_ready_s
         self._remove_served()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
@@ -94,6 +94,7 @@ class PlannerLimits:
     max_awake: int | None = None
     parallel_loads: int = 1
     links: GpuLinks = field(default_factory=GpuLinks)
+    place_together: bool = True  # leave room for the other awaited models; an estimate does without
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ class MemoryAccount:
 
     def find_room(self, replica: ReplicaSnapshot) -> ReplicaSnapshot | None:
         """Return the replica placed where it fits now; None if it does not."""
-        for candidate in self._list_placed(replica, self.held):
+        for candidate in self._iter_placed(replica, self.held):
             if self.fits_now(compute_extra_memory(candidate, ReplicaState.AWAKE)):
                 return candidate
         return None
@@ -209,7 +210,7 @@ class MemoryAccount:
     def can_fit_in_place(self, replica: ReplicaSnapshot) -> bool:
         """Return whether the replica fits if only pinned replicas stay, on the GPUs it has if it has any."""
         pinned = self.sum_pinned(replica.name)
-        for candidate in self._list_placed(replica, pinned):
+        for candidate in self._iter_placed(replica, pinned):
             awake = get_memory_in_state(candidate, ReplicaState.AWAKE)
             extra = compute_extra_memory(candidate, ReplicaState.AWAKE)
             if all(pinned.get(pool, 0) + awake[pool] <= self.capacity.get(pool, 0) for pool in extra):
@@ -218,7 +219,7 @@ class MemoryAccount:
 
     def has_gpus_for(self, replica: ReplicaSnapshot) -> bool:
         """Return whether GPUs could hold it if only pinned replicas stay."""
-        return bool(self._list_placed(replica, self.sum_pinned(replica.name)))
+        return any(True for _ in self._iter_placed(replica, self.sum_pinned(replica.name)))
 
     def sum_pinned(self, besides: str) -> dict[str, int]:
         """Return the memory of all pinned replicas but one: no eviction frees it."""
@@ -229,11 +230,11 @@ class MemoryAccount:
                     held[pool] = held.get(pool, 0) + amount
         return held
 
-    def _list_placed(self, replica: ReplicaSnapshot, held: PoolBytes) -> list[ReplicaSnapshot]:
-        """Return the replica on each placement that fits; itself if it needs none."""
+    def _iter_placed(self, replica: ReplicaSnapshot, held: PoolBytes) -> Iterator[ReplicaSnapshot]:
+        """Yield the replica on each placement that fits; itself if it needs none."""
         if not replica.unplaced or replica.gpu_need is None:
-            return [replica]
-        return list(map(replica.place, rank_placements(replica.gpu_need, self.capacity, held, self.links)))
+            return iter([replica])
+        return map(replica.place, rank_placements(replica.gpu_need, self.capacity, held, self.links))
 
     def _add(self, replica: ReplicaSnapshot, sign: int) -> None:
         settled = get_memory_in_state(replica, replica.state)

@@ -189,12 +189,17 @@ def uses_cuda(pids: Collection[int], proc: Path = PROC) -> bool:
     return any(_has_cuda_open(proc / str(pid)) for pid in pids)
 
 
-def _has_cuda_open(folder: Path) -> bool:
+def has_initialized_cuda(pid: int, proc: Path = PROC) -> bool:
+    """Return whether a process has initialized CUDA: it then no longer reads CUDA_VISIBLE_DEVICES."""
     try:
-        if any(str(file.readlink()) == _CUDA_DEVICE_FILE for file in (folder / "fd").iterdir()):
-            return True
+        return any(str(file.readlink()) == _CUDA_DEVICE_FILE for file in (proc / str(pid) / "fd").iterdir())
     except OSError:
-        pass  # the file was closed meanwhile, or access is denied
+        return False  # the file was closed meanwhile, or access is denied
+
+
+def _has_cuda_open(folder: Path) -> bool:
+    if has_initialized_cuda(int(folder.name), folder.parent):
+        return True
     try:
         return _CUDA_LIBRARY in (folder / "maps").read_text()
     except (OSError, ValueError):

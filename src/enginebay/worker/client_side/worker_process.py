@@ -73,6 +73,7 @@ class WorkerProcess:
         self.address = f"unix:{directory / 's'}"
         self.facts: Facts | None = None
         self.import_s = 0.0  # of a standby
+        self.initialized_cuda = False  # a standby whose GPUs are fixed
         self._process: ChildProcess | None = None
         self._connections: list[socket.socket] = []
         self._control: socket.socket | None = None  # the worker's own connection
@@ -103,6 +104,7 @@ class WorkerProcess:
             if "import_s" not in reply:
                 raise _to_error(reply, launch)
         worker.import_s = float(reply["import_s"])
+        worker.initialized_cuda = bool(reply.get("cuda"))
         return worker
 
     async def assign(self, launch: WorkerLaunch, timeout_s: float = 600.0) -> None:

@@ -65,8 +65,11 @@ def _read_load(directory: Path) -> Load:
 
 def _wait_as_standby(engine: str, control: socket.socket) -> bool:
     """Import the engine's library and wait for a model. Return False if the parent disconnects."""
+    from enginebay.meters.devices.engine_gpu_meter import has_initialized_cuda
+
     import_s = _import_engine(engine)
-    control.sendall(json.dumps({"import_s": import_s}).encode() + b"\n")
+    reply = {"import_s": import_s, "cuda": has_initialized_cuda(os.getpid())}
+    control.sendall(json.dumps(reply).encode() + b"\n")
     line = b""
     while not line.endswith(b"\n"):
         chunk = control.recv(4096)
@@ -74,7 +77,7 @@ def _wait_as_standby(engine: str, control: socket.socket) -> bool:
             return False
         line += chunk
     order = json.loads(line)
-    os.environ.update(order["variables"])  # in time: the import has not touched a device
+    os.environ.update(order["variables"])  # in time, unless the import initialized CUDA: see `standby_pool`
     _redirect_output(order["log"])
     return True
 

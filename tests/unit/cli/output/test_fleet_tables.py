@@ -27,7 +27,7 @@ def model(name: str = "small", **fields: Any) -> dict[str, Any]:
         "name": name, "model": name, "engine": "vllm", "version": "1.2", "state": "awake", "pid": 77, "pinned": False,
         "running": 2, "waiting": 1, "memory_bytes": GIB, "needs_bytes": {"ram": 2 * GIB, "gpu0": 20 * GIB},
         "awake_s": 130.0, "idle_s": None, "adapters": [], "smaller_settings": None, "last_failure": None,
-        "last_switch": FROM_COLD.to_json(), **fields,
+        "last_switch": FROM_COLD.to_json(), "gpus": [], "placement": None, **fields,
     }  # fmt: skip
 
 
@@ -50,10 +50,11 @@ def test_a_row_has_everything() -> None:
 
 def test_gpus_and_reasons_have_columns_on_a_host_with_gpus() -> None:
     placed = model(gpus=[0, 1], placement="linked GPUs, the fullest of 6 choices with room")
-    columns, rows = build_ps_table(fleet(placed, model("large", **COLD, gpus=[], placement=None)))
+    columns, rows = build_ps_table(fleet(placed, model("large", **COLD)))
     place = columns.index("gpu")
     assert columns[place - 1] == "memory" and [row[place] for row in rows] == ["0,1", "-"]
-    columns, rows = build_ps_table(fleet(placed, model("of-an-older-server")), verbose=True)
+    old = {name: value for name, value in model().items() if name not in ("gpus", "placement")}
+    columns, rows = build_ps_table(fleet(placed, old), verbose=True)
     assert to_columns(columns)[-1].detail
     assert [row[-1] for row in rows] == ["linked GPUs, the fullest of 6 choices with room", "-"]
     columns, rows = build_ps_table(fleet(model(), memory_bytes={"ram": GIB}), verbose=True)

@@ -135,6 +135,18 @@ def test_what_began_to_leave_goes_on() -> None:
     assert plan([80, 80], [draining, busy, snapshot("new", GpuNeed((70,)))], "new") == []
 
 
+def test_a_model_that_is_leaving_evicts_nobody_to_come_back() -> None:
+    leaving = replace(
+        snapshot("leaving", GpuNeed((70,)), (0,)),
+        state=ReplicaState.COLD, in_transition=True, previous_state=ReplicaState.AWAKE,
+    )  # fmt: skip
+    beside = snapshot("beside", GpuNeed((5,)), (0,))
+    assert plan([80, 80], [leaving, beside], "leaving") == []
+    cold = snapshot("leaving", GpuNeed((70,)))
+    (load,) = plan([80, 80], [cold, beside], "leaving")
+    assert isinstance(load, Transition) and load.placement in ((0,), (1,))
+
+
 def test_a_fraction_does_not_move_a_pinned_model() -> None:
     pinned = snapshot("pinned", GpuNeed((10,), 700), (0,), pinned=True)
     idle = snapshot("idle", GpuNeed((10,), WHOLE_GPU), (1,))

@@ -13,6 +13,7 @@ import pytest
 from enginebay.meters.devices.engine_gpu_meter import (
     EngineGpuMeter,
     find_gpus_of,
+    has_initialized_cuda,
     open_engine_gpu_meter,
     parse_visible_devices,
     uses_cuda,
@@ -255,6 +256,7 @@ def test_who_computes_on_a_gpu_holds_a_file_or_the_library(tmp_path: Path) -> No
     make_process(tmp_path, 12, 10, maps="7f00-7f01 r-xp 0 00:1 9 /usr/lib/libcuda.so.580.1\n")
     assert not uses_cuda({10, 13}, tmp_path)
     assert uses_cuda({10, 11}, tmp_path) and uses_cuda({12}, tmp_path)
+    assert [has_initialized_cuda(pid, tmp_path) for pid in (10, 11, 12, 13)] == [False, True, False, False]
 
 
 def test_this_process_is_in_its_own_family() -> None:

@@ -78,6 +78,19 @@ def test_a_removed_model_has_no_awake_gauge() -> None:
     assert shown(metrics, "model_awake") == {}
 
 
+def test_gpu_memory_is_reported_where_a_model_sits_and_dropped_when_it_leaves() -> None:
+    metrics = ServerMetrics()
+    observer = FleetObserver(None, metrics)  # type: ignore[arg-type]
+    placed = replica("a", "fake", True)
+    placed.gpus, placed.placement_reason, placed.needed_bytes = (2, 3), "linked GPUs", {"ram": 1, "gpu2": 5, "gpu3": 7}
+    observer.update_gauges([placed, replica("b", "fake", True)])
+    assert metrics.gpu_reserved.snapshot()["children"] == [
+        [["a", "fake", "2", "linked GPUs"], 5], [["a", "fake", "3", "linked GPUs"], 7]
+    ]  # fmt: skip
+    observer.update_gauges([replica("a", "fake", False)])
+    assert metrics.gpu_reserved.snapshot()["children"] == []
+
+
 async def test_a_model_without_a_worker_has_no_worker_metrics() -> None:
     metrics = ServerMetrics()
     names = ("worker_memory_bytes", "engine_running", "kv_cache_usage_ratio", "engine_steps_total")

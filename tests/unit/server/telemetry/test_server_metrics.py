@@ -21,7 +21,7 @@ from enginebay.server.telemetry.server_metrics import (
 )
 
 NAMES = {
-    "enginebay_requests_total", "enginebay_errors_total", "enginebay_prompt_tokens_total",
+    "enginebay_gpu_reserved_bytes", "enginebay_requests_total", "enginebay_errors_total", "enginebay_prompt_tokens_total",
     "enginebay_cached_tokens_total", "enginebay_completion_tokens_total", "enginebay_queue_time_seconds",
     "enginebay_time_to_first_token_seconds", "enginebay_inter_token_latency_seconds",
     "enginebay_request_duration_seconds", "enginebay_requests_running", "enginebay_requests_waiting",
