@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import secrets
 import shutil
 import sys
@@ -26,11 +27,12 @@ from bench.server.server_process import BenchServerProcess, find_free_port
 _BAY = Path(sys.executable).with_name("bay")
 _MODEL = "smollm2"
 _REPLICAS = 2
-_CONVERSATIONS = 4  # at once
-_TURNS = 4
-_TOKENS = 16
+_CONVERSATIONS = 4  # at once: as many as all slots of both
+_TURNS = 3
+_TOKENS = 8
+_THINK_S = 6.0
 _SYSTEM = (
-    "You help the crew of ship number {number} with their work. " + "Answer briefly, name the deck, and be kind. " * 40
+    "You help the crew of ship number {number} with their work. " + "Answer briefly, name the deck, and be kind. " * 26
 )
 _QUESTIONS = ("Where is the anchor?", "Who cooks tonight?", "Is the engine warm?", "When do we arrive?")
 _TIMEOUT_S = 300.0
@@ -63,7 +65,7 @@ class RealReplicas:
         self._talks = 0
 
     def start(self) -> None:
-        settings = {"context_length": 8192, "max_batch": 8, "threads": 1}
+        settings = {"context_length": 8192, "max_batch": 2, "threads": 1}  # a slot keeps one conversation
         model = {"source": _MODEL, "engine": "llamacpp", "replicas": _REPLICAS, "llamacpp": settings}
         config = self._directory / "config.yaml"
         config.write_text(yaml.safe_dump({"models": {"talk": model}, "server": {"log_level": "warning"}}))
@@ -105,9 +107,11 @@ class RealReplicas:
     def _hold_conversation(
         self, number: int, tally: ConversationTally, make_headers: Callable[[], dict[str, str]]
     ) -> None:
+        dice = random.Random(number)
         messages = [{"role": "system", "content": _SYSTEM.format(number=number)}]
         for turn in range(_TURNS):
             messages.append({"role": "user", "content": _QUESTIONS[turn % len(_QUESTIONS)]})
+            time.sleep(dice.uniform(0, _THINK_S))  # else a freed slot always gets the conversation it had
             self._ask(messages, tally, make_headers())
             messages.append({"role": "assistant", "content": "On deck two, all is well."})
 
