@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.gpu.systems_under_test import _BAY, BayServe
 from bench.gpu.throughput import WAVES, compute_figures, make_requests
-from enginebay.meters.devices.nvml_meter import open_nvml
+from enginebay.meters.devices.nvml_meter import open_nvml_meter
 
 KILLED_STREAMS, KILLED_TOKENS, KILL_AFTER_S = 128, 512, 3.0
 _SETTINGS = {"load_format": "dummy", "max_model_len": 2048}
@@ -63,7 +63,7 @@ class ReplicatedServe(BayServe):
 class ReplicaStudy:
     def __init__(self, model: Path, out: Path) -> None:
         self._model, self._out = model, out
-        self._meter = open_nvml()[0]
+        self._meter = open_nvml_meter()[0]
 
     def measure(self, count: int, streams: Sequence[int], *, kill: bool) -> None:
         system = ReplicatedServe(f"{count} replicas", self._model, _SETTINGS, self._out)
