@@ -113,7 +113,7 @@ test: $(VENV)/.dev
 
 # What `make test` leaves out.
 test-slow: engines node
-	$(PYTEST) $(REAL) -m "slow and not alone" $(PARALLEL)
+	$(PYTEST) $(REAL) -m "slow and not alone and not exhaustive" $(PARALLEL)
 	$(PYTEST) $(REAL) -m "slow and alone and not exhaustive"
 
 # What continuous integration runs, from nothing: at most an hour on two cores.
@@ -125,6 +125,7 @@ test-ci:
 test-all: test-ci
 	ENGINEBAY_DICE=1 $(VENV)/bin/pytest tests/unit $(PARALLEL)
 	$(MAKE) --no-print-directory hostile
+	$(PYTEST) tests/integration -m exhaustive
 	$(MAKE) --no-print-directory fuzz
 	$(MAKE) --no-print-directory soak MINUTES=10
 

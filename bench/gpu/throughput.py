@@ -32,7 +32,7 @@ from bench.gpu.systems_under_test import OfflineVllm, ServerSystem, SystemUnderT
 from enginebay.lab.loadgen.sender_pool import LoadgenResult
 from enginebay.lab.profiles import arrivals
 from enginebay.lab.workload.request_records import Request
-from enginebay.meters.devices.nvml_meter import open_nvml
+from enginebay.meters.devices.nvml_meter import open_nvml_meter
 
 INPUT, OUTPUT, WAVES = 128, 128, 4
 _VOCABULARY = range(100, 49000)  # ordinary tokens of every tokenizer used here
@@ -104,7 +104,7 @@ class ThroughputStudy:
     def __init__(self, systems: Mapping[str, SystemUnderTest], out: Path, deadline: float) -> None:
         self.systems, self._out, self._deadline = systems, out, deadline
         self.runs: list[dict[str, Any]] = []
-        self._meter, problems = open_nvml()
+        self._meter, problems = open_nvml_meter()
         if problems:
             print(problems, flush=True)
 

@@ -36,7 +36,7 @@ from enginebay.lab.loadgen.calibration import default_process_count
 from enginebay.lab.loadgen.sender_pool import run_loadgen
 from enginebay.lab.loadgen.sender_task import split_into_tasks
 from enginebay.lab.search.rate_bisection import Trial, find_bracket
-from enginebay.meters.devices.nvml_meter import open_nvml
+from enginebay.meters.devices.nvml_meter import open_nvml_meter
 
 PARTS = ("pair", "ttft", "pairs", "e2e")
 # Where a search begins and ends, as shares of the closed loop's requests/s.
@@ -275,7 +275,7 @@ def main() -> int:
     journal = Journal(args.out, began + args.seconds - _STOP_S)
     signal.signal(signal.SIGALRM, _raise_timeout)
     signal.setitimer(signal.ITIMER_REAL, args.seconds - _STOP_S)
-    meter, problems = open_nvml()
+    meter, problems = open_nvml_meter()
     for problem in problems:
         print(problem, flush=True)
 

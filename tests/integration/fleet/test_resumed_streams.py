@@ -238,14 +238,17 @@ class RealCase:
     settings: dict[str, Any]
 
 
+LLAMACPP = {"context_length": 1024, "max_batch": 8}
+VLLM = {
+    "max_model_len": 1024, "dtype": "float32", "max_num_seqs": 8, "enforce_eager": True, "cpu_kvcache_space_gib": 1,
+}  # fmt: skip
 CASES = [
-    RealCase("llamacpp", 20, {"context_length": 1024, "max_batch": 8}),
-    RealCase("transformers", 5, {}),
-    RealCase(
-        "vllm", 5,
-        {"max_model_len": 1024, "dtype": "float32", "max_num_seqs": 8, "enforce_eager": True, "cpu_kvcache_space_gib": 1},
+    RealCase("llamacpp", 4, LLAMACPP),
+    *(
+        pytest.param(case, marks=pytest.mark.exhaustive)
+        for case in (RealCase("llamacpp", 20, LLAMACPP), RealCase("transformers", 5, {}), RealCase("vllm", 5, VLLM))
     ),
-]  # fmt: skip
+]
 CITY = {
     "type": "object",
     "properties": {
@@ -287,7 +290,7 @@ def check_real_answer(kind: str, answer: StreamedAnswer, greedy: StreamedAnswer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.engine)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.engine}-{case.kills}")
 async def test_kills_on_a_real_engine(case: RealCase, site: ServerSite) -> None:
     """Greedy texts stay the same, sampled ones are complete, JSON and tool calls are valid."""
     model = {"engine": case.engine, "source": "smollm2", "tool_format": "hermes", case.engine: case.settings}
