@@ -186,7 +186,8 @@ def test_pins_that_clash_take_turns_and_say_so(tmp_path: Path, monkeypatch: pyte
     models = {name: fake_model(gpus=[1], gpu_memory_bytes=60 * GIB) for name in ("one", "two")}
     with run_fleet(models, tmp_path, min_residency_s=0) as fleet:
         assert (
-            "one and two do not fit on GPU 1 together, where gpus puts both: they take turns" in fleet.server.read_log()
+            "one and two do not fit on GPU 1 together, but gpus places both there: they take turns"
+            in fleet.server.read_log()
         )
         for name in ("one", "two", "one"):
             assert fleet.ask_text(name)

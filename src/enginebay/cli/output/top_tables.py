@@ -124,7 +124,7 @@ def _build_row(before: Samples, after: Samples, seconds: float, model: str, engi
 def _find_placement(samples: Samples, own: Mapping[str, str]) -> dict[str, Any]:
     labels = [dict(labels) for labels in samples.get(_PLACEMENTS, {})]
     placed = [label for label in labels if own.items() <= label.items()]
-    gpus = sorted(int(label["gpu"]) for label in placed if label.get("gpu", "").isdigit())
+    gpus = sorted({int(label["gpu"]) for label in placed if label.get("gpu", "").isdigit()})
     reasons = [label["reason"] for label in placed if label.get("reason")]
     return {"gpus": tuple(gpus), "placement": "; ".join(dict.fromkeys(reasons)) or None}
 

@@ -77,15 +77,13 @@ MODEL_KEYS: dict[str, Setting] = {
     "memory_bytes": Setting("int", "RAM it needs; unset: estimated, then measured", minimum=1),
     "gpus": Setting(
         "int|float|list",
-        "GPUs of one copy: whole ones (2), a part of one (0.5), or exactly these ([0, 1]); unset: what its settings take",
+        "GPUs of each replica: whole ones (2), a part of one (0.5), or exactly these ([0, 1]); unset: what its settings take",
     ),
     "sleep": Setting(SLEEP_TYPE, "sleep mode; unset: fleet.sleep", choices=SLEEP_CHOICES),
-    "replicas": Setting(
-        "int|map", "copies of it that run at once: a number, or {min, max, target_running, idle_s} to follow the load"
-    ),
+    "replicas": Setting("int|map", "number of replicas, or {min, max, target_running, idle_s} to scale with the load"),
     "fallback": Setting("list|str", "engines to try in order when its own fails", default=[]),
     "fallback_on": Setting("list|str", "failures that make a request fall back", default=list(FALLBACK_TRIGGERS)),
-    "resume": Setting("bool", "continue a response on another worker when its own dies; unset: server.resume"),
+    "resume": Setting("bool", "resume a response on another worker if its worker dies; unset: server.resume"),
     "may_leave_host": Setting(
         "bool",
         "allow sending its prompts to another host; required by remote engines",

@@ -88,7 +88,7 @@ class ServerConfig:
         False, "allow other hosts to connect without an API key", sensitive="opens the server to others"
     )
     drain_s: float = config_field(30.0, "time for running requests to finish after SIGTERM", minimum=0)
-    resume: bool = config_field(True, "continue a response on another worker when its own dies")
+    resume: bool = config_field(True, "resume a response on another worker if its worker dies")
     log_format: str = config_field("text", "format of log lines", choices=("text", "json"))
     log_level: str = config_field("info", "minimum level to log", choices=("debug", "info", "warning", "error"))
     log_prompts: bool = config_field(False, "log prompts", sensitive="writes prompts to the log")

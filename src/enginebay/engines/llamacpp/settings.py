@@ -140,7 +140,10 @@ _ROPE = {
 
 _GPU = {
     "gpu_memory_fraction": Setting(
-        "float", "Fraction of GPU memory by which the KV cache is sized: half of it", minimum=0.01, maximum=1
+        "float",
+        "Fraction of GPU memory that the model may plan with; the KV cache gets at most half of it",
+        minimum=0.01,
+        maximum=1,
     ),
 }
 

@@ -39,10 +39,10 @@ class GpuWatch:
                 found = await self._thread.run(find_gpus)
         except TimeoutError:
             self._all = ()
-            self._emit_event("the NVIDIA driver does not respond; lost GPUs go unnoticed", level="warning")
+            self._emit_event("the NVIDIA driver does not respond; GPUs are no longer watched", level="warning")
             return
         except EnginebayError as error:
-            self._emit_event("GPUs cannot be read", level="warning", error=error.message)
+            self._emit_event("cannot read the GPUs", level="warning", error=error.message)
             return
         finally:
             self._checking, self._checked_at = False, time.monotonic()

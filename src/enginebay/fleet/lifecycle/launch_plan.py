@@ -132,7 +132,7 @@ def _resolve_gpus(
 ) -> tuple[GpusKey, tuple[str, ...]]:
     """Return the GPUs that the configuration gives the model, and a warning if its engine uses none."""
     if spec.remote or not supports_cuda(devices):
-        unused = f"models.{configured.name}.gpus: without effect: {spec.kind} uses no GPU here"
+        unused = f"models.{configured.name}.gpus has no effect: {spec.kind} does not use a GPU on this host"
         return None, () if configured.gpus is None else (unused,)
     if configured.gpus is None and configured.env is None:
         return None, ()

@@ -97,7 +97,7 @@ class RollingUpdate:
             if was_ready:
                 await self._load(replica)
         except EnginebayError as error:
-            event = "a replica could not be updated and is unloaded"
+            event = "replica update failed; the replica is unloaded"
             self._fleet.emit_event(event, level="warning", **replica.log_names, error=error.message)
             self._retire(replica)
             self._fleet.apply_variant(replica, variant)

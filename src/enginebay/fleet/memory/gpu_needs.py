@@ -100,7 +100,8 @@ def build_gpu_need(estimate: MemoryEstimate, gpus: GpusKey, host: HostFacts) -> 
     if not ranks:
         if configured is not None:
             raise ConfigError(
-                "gpus is set, but its settings use no GPU", "remove gpus, or the setting that avoids them"
+                "gpus is set, but its settings use no GPU",
+                "remove gpus, or the setting that keeps the model on the CPU",
             )
         return None
     taken = max(ranks) + 1
@@ -183,7 +184,9 @@ def find_clashes(needs: NamedNeeds, capacity: Mapping[str, int]) -> list[str]:
         short = {pool.partition(".")[0] for pool, amount in both.items() if amount > limits.get(pool, 0)}
         if short:
             gpu = min(int(pool[3:]) for pool in short)
-            lines.append(f"{one} and {other} do not fit on GPU {gpu} together, where gpus puts both: they take turns")
+            lines.append(
+                f"{one} and {other} do not fit on GPU {gpu} together, but gpus places both there: they take turns"
+            )
     return lines
 
 
@@ -213,7 +216,7 @@ def find_pins_in_environment(env: Mapping[str, str | None] | None, gpus: GpusKey
     if visible is None:
         return gpus
     if gpus is not None:
-        raise ConfigError(f"it has gpus and {VISIBLE_DEVICES} in env", "remove one of them")
+        raise ConfigError(f"both gpus and {VISIBLE_DEVICES} in env are set", "remove one of them")
     devices = [gpu.device for gpu in host.gpus]
     pins = [match_device(name.strip(), devices) for name in visible.split(",")]
     known = [host.gpus[pin].index for pin in pins if pin is not None]

@@ -31,7 +31,7 @@ def build_no_memory_error(replica: ReplicaSnapshot, account: MemoryAccount) -> E
         )
     if replica.gpu_need is not None and replica.unplaced and not account.has_gpus_for(replica):
         return Overloaded(
-            f"{replica.name} needs {describe_need(replica.gpu_need)}, and pinned models leave too little of the GPUs",
+            f"{replica.name} needs {describe_need(replica.gpu_need)}, but pinned models hold too much of the GPUs",
             "unpin one, or see where they are: bay ps",
             retry_after_s=60.0,
         )
@@ -52,4 +52,6 @@ def _list_short_gpus(replica: ReplicaSnapshot, account: MemoryAccount) -> list[s
     if len(able) >= used:
         return []
     each = " each" if used > 1 else ""
-    return [f"{used} {'GPU' if used == 1 else 'GPUs'} with {format_bytes(amount)}{each}, but {len(able)} have that"]
+    return [
+        f"{used} {'GPU' if used == 1 else 'GPUs'} with {format_bytes(amount)}{each}, but only {len(able)} of this host's GPUs have that much"
+    ]

@@ -75,9 +75,9 @@ def _compute_need(policy: ReplicaPolicy, load: VariantLoad) -> tuple[int, str]:
     needed, reason = 0, ""
     if target is not None:
         needed = math.ceil((load.running + waiting) / target)
-        reason = f"{load.running} requests run and {waiting} wait, for {target} a replica"
+        reason = f"{load.running} requests running and {waiting} waiting, target {target} per replica"
     if waiting and not load.loading and needed <= load.awake:
-        needed, reason = load.awake + 1, f"{waiting} requests wait, for {load.waiting_s:.1f} s by now"
+        needed, reason = load.awake + 1, f"{waiting} requests waiting, for {load.waiting_s:.1f} s so far"
     return min(needed, policy.maximum), reason
 
 

@@ -19,7 +19,7 @@ from enginebay.server.sessions.model_session import CountedTokens, ModelSession
 from enginebay.worker.client_side.worker_client import WorkerClient
 
 _CHARS_PER_TOKEN = 4
-_ENERGY_LOST = "a worker died during the request, and with it what it had measured"
+_ENERGY_LOST = "a worker died during the request, and its energy readings were lost"
 
 
 class ResponseWriter:

@@ -187,14 +187,14 @@ class ServerMetrics:
         )
         self.replica_requests = counter(
             "enginebay_replica_requests_total",
-            "Requests sent to each replica of models with several, by why it was chosen: session, prefix, adapter, load.",
+            "Requests sent to each replica of models that may have several, by routing reason: session, prefix, adapter, load.",
             (*_REPLICA, "reason"),
         )
         self.replica_prompt_tokens = counter(
             "enginebay_replica_prompt_tokens_total", "Prompt tokens of finished requests, by replica.", _REPLICA
         )
         self.replica_cached_tokens = counter(
-            "enginebay_replica_cached_tokens_total", "Of those, served from the replica's KV cache.", _REPLICA
+            "enginebay_replica_cached_tokens_total", "Prompt tokens served from the replica's KV cache.", _REPLICA
         )
         self.rate_limited = counter(
             "enginebay_rate_limited_total", "Requests refused by the API key's rate limit.", ("key",)
@@ -207,7 +207,7 @@ class ServerMetrics:
         )
         self.requests_resumed = counter(
             "enginebay_requests_resumed_total",
-            "Responses that continued on another worker when their own died.",
+            "Responses resumed on another worker after theirs died.",
             _MODEL,
         )
         self.fallbacks = counter("enginebay_fallbacks_total", "Requests that fell back to this engine.", _MODEL)
@@ -269,7 +269,7 @@ class ServerMetrics:
             "enginebay_replica_imbalance_ratio", "Requests in the busiest replica, divided by the mean.", _MODEL, "max"
         )
         self.gpu_reserved = gauge(
-            "enginebay_gpu_reserved_bytes", "GPU memory reserved for the model, on each GPU it was placed on and why.",
+            "enginebay_gpu_reserved_bytes", "GPU memory reserved for the model, by GPU and reason of the placement.",
             (*_MODEL, "gpu", "reason"), "max",
         )  # fmt: skip
 

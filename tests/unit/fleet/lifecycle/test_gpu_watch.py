@@ -55,7 +55,7 @@ async def test_what_cannot_be_read_changes_nothing(declared: Path) -> None:
     watched = Watched()
     declared.unlink()
     await watched.watch.check(now=True)
-    assert watched.events == [("GPUs cannot be read", None)] and watched.present == []
+    assert watched.events == [("cannot read the GPUs", None)] and watched.present == []
     watched.watch.close()
 
 
@@ -70,5 +70,5 @@ async def test_a_driver_that_hangs_delays_nothing(declared: Path, monkeypatch: p
     monkeypatch.setattr(gpu_watch, "_TIMEOUT_S", 0.05)
     await watched.watch.check(now=True)
     await watched.watch.check(now=True)  # it is not asked again
-    assert [event for event, _ in watched.events] == ["the NVIDIA driver does not respond; lost GPUs go unnoticed"]
+    assert [event for event, _ in watched.events] == ["the NVIDIA driver does not respond; GPUs are no longer watched"]
     watched.watch.close()

@@ -128,7 +128,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"gpus": 0.5, "fake": {"gpu_memory_fraction": 0.8}}, "gpus is 0.5, but gpu_memory_fraction is 0.8"),
     ({"gpus": [0, 1], "fake": {"tensor_parallel_size": 1}}, "gpus gives it 2, but its settings use 1"),
     ({"gpus": 1, "fake": {"gpu_memory_bytes": 0}}, "gpus is set, but its settings use no GPU"),
-    ({"gpus": 1, "env": {"CUDA_VISIBLE_DEVICES": "0"}}, "it has gpus and CUDA_VISIBLE_DEVICES in env"),
+    ({"gpus": 1, "env": {"CUDA_VISIBLE_DEVICES": "0"}}, "both gpus and CUDA_VISIBLE_DEVICES in env are set"),
 ]
 
 
@@ -161,7 +161,7 @@ def test_pins_that_clash_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     models = {name: {"engine": "fake", "gpus": [1], "fake": {"gpu_memory_bytes": 60 * GIB}} for name in ("one", "two")}
     variants = plan(tmp_path, models, monkeypatch)
     (line,) = find_gpu_clashes(variants, load_config(tmp_path / "c.yaml"))
-    assert line == "one and two do not fit on GPU 1 together, where gpus puts both: they take turns"
+    assert line == "one and two do not fit on GPU 1 together, but gpus places both there: they take turns"
     small = {name: {**model, "fake": {"gpu_memory_bytes": 30 * GIB}} for name, model in models.items()}
     assert find_gpu_clashes(plan(tmp_path, small, monkeypatch), load_config(tmp_path / "c.yaml")) == []
 

@@ -23,7 +23,7 @@ def test_a_model_that_is_not_loaded_is_left_alone() -> None:
 
 def test_it_grows_to_what_the_requests_need() -> None:
     decision = decide(VariantLoad(1, running=25))
-    assert decision.target == 3 and decision.reason == "25 requests run and 0 wait, for 10 a replica"
+    assert decision.target == 3 and decision.reason == "25 requests running and 0 waiting, target 10 per replica"
     assert decide(VariantLoad(1, running=500)).target == 4
     assert decide(VariantLoad(1, running=10)).target == 1
 
@@ -31,7 +31,7 @@ def test_it_grows_to_what_the_requests_need() -> None:
 def test_it_grows_while_requests_wait_but_not_for_a_burst() -> None:
     assert decide(VariantLoad(2, running=4, waiting=3, waiting_s=0.2)).target == 2
     decision = decide(VariantLoad(2, running=4, waiting=3, waiting_s=1.5))
-    assert decision.target == 3 and decision.reason == "3 requests wait, for 1.5 s by now"
+    assert decision.target == 3 and decision.reason == "3 requests waiting, for 1.5 s so far"
     assert decide(VariantLoad(3, loading=1, running=4, waiting=3, waiting_s=1.5)).target == 3, "one is on its way"
 
 

@@ -244,7 +244,7 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "metadata": _ACCOUNT_FIELD,
     "ResponsesBody.metadata": "Returned with the response.",
     "safety_identifier": _ACCOUNT_FIELD,
-    "prompt_cache_key": "Requests with the same key go to the same replica of the model, where their prefix is cached.",
+    "prompt_cache_key": "Requests with the same key go to the same replica of the model while load allows; a session header overrides it.",
     "prompt_cache_retention": "Cached prompts are kept in memory.",
     "prompt_cache_options": "Not supported.",
     "moderation": "Not supported.",
