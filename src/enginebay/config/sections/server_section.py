@@ -41,7 +41,7 @@ class ServerLimits:
         128 << 20, 1 << 20, "output buffered for all slow clients, per server process; the slowest are disconnected"
     )
     stall_timeout_s: float = _limit_field(60.0, 0.1, "time without reading after which a client is disconnected")
-    running: int = _limit_field(1024, 1, "maximum concurrent requests in the engine, per model")
+    running: int = _limit_field(1024, 1, "maximum concurrent requests in the engine, per replica of a model")
     queue: int = _limit_field(1024, 0, "maximum requests queued for the engine, per model; 0: none")
     queue_timeout_s: float = _limit_field(600.0, 0.1, "maximum time in the queue")
     n: int = _limit_field(16, 1, "maximum choices per request (n, best_of)")

@@ -97,6 +97,9 @@ class RollingUpdate:
             if was_ready:
                 await self._load(replica)
         except EnginebayError as error:
+            await _wait_until_settled(replica)  # a load may still run, and succeed
+            if replica.ready and replica.variant is variant:
+                return
             event = "replica update failed; the replica is unloaded"
             self._fleet.emit_event(event, level="warning", **replica.log_names, error=error.message)
             self._retire(replica)

@@ -89,7 +89,7 @@ def build_variants(
             fallback = _build_variant(config, first.model, kind, None, strict, say, may_fail=True, as_fallback=True)
             variants.append(fallback)
     pinned = [variant for variant in variants if variant.settings.pinned and variant.primary]
-    if needs := _list_gpu_needs(pinned):
+    if needs := _list_gpu_needs(pinned, copies=True):
         check_pinned(needs, _list_gpu_capacity(config))
     return variants
 
@@ -100,8 +100,14 @@ def find_gpu_clashes(variants: Iterable[Variant], config: Config) -> list[str]:
     return find_clashes(needs, _list_gpu_capacity(config)) if needs else []
 
 
-def _list_gpu_needs(variants: Iterable[Variant]) -> dict[str, GpuNeed]:
-    return {variant.name: variant.gpu_need for variant in variants if variant.gpu_need is not None}
+def _list_gpu_needs(variants: Iterable[Variant], *, copies: bool = False) -> dict[str, GpuNeed]:
+    """Return what each model needs. `copies`: of each replica that is always there."""
+    return {
+        variant.name if number == 1 else f"{variant.name}#{number}": variant.gpu_need
+        for variant in variants
+        for number in range(1, (max(1, variant.replica_policy.minimum) if copies else 1) + 1)
+        if variant.gpu_need is not None
+    }
 
 
 def _list_gpu_capacity(config: Config) -> dict[str, int]:
@@ -159,11 +165,20 @@ def _build_variant(
             variant_name, model, kind, None, _to_client_error(error), model_config, {}, idle_s, sleep,
             resume=config.resume_for(model),
         )  # fmt: skip
+    idle_s = _apply_replica_policy(idle_s, model_config, plan)
     sampling = config.sampling_for(plan.spec.kind, plan.model)
     name, resume = variant_name or plan.model, config.resume_for(model)
     return Variant(
         name, plan.model, plan.spec.kind, plan, None, model_config, sampling, idle_s, sleep, memory, gpu_need, resume
     )
+
+
+def _apply_replica_policy(idle_s: float | None, settings: ModelConfig, plan: LaunchPlan) -> float | None:
+    """Return when an idle model of at most one replica is unloaded; of several, the scaler decides."""
+    policy = settings.replicas
+    if policy is None or policy.is_fixed or (policy.maximum > 1 and not plan.spec.remote):
+        return idle_s
+    return policy.idle_s if policy.minimum == 0 else None
 
 
 def _to_client_error(error: EnginebayError) -> EnginebayError:

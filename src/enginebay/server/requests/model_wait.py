@@ -31,11 +31,16 @@ async def wait_for_session(
     stream: bool,
     limits: ServerLimits,
     metrics: ServerMetrics,
+    begun: bool = False,
 ) -> ModelSession:
-    """Return the variant's session once it is loaded. Raise `Overloaded` when the client's wait runs out."""
+    """Return the variant's session once it is loaded. Raise `Overloaded` when the client's wait runs out.
+
+    `begun`: the response has begun. Then limits on what may wait for a first load do not apply.
+    """
     if request_context.exchange.closed:
         raise Cancelled("the client closed the connection")
-    wait_s = parse_wait_preference(request_context.exchange.headers.get("prefer", ""), max_wait_s)
+    preference = "" if begun else request_context.exchange.headers.get("prefer", "")
+    wait_s = parse_wait_preference(preference, max_wait_s)
     if request_context.wait_deadline is None:
         request_context.wait_deadline = time.monotonic() + wait_s
     if wait_s == 0:
@@ -45,7 +50,7 @@ async def wait_for_session(
         if estimate.state != "awake":  # an awake one only lacks a connection from this process
             raise Overloaded(str(estimate), "wait for it, or try again later", retry_after_s=estimate.seconds)
     acquiring = asyncio.ensure_future(
-        _acquire_session(connector, fleet, request_context.wait_deadline, limits, metrics)
+        _acquire_session(connector, fleet, request_context.wait_deadline, limits, metrics, queued=not begun)
     )
     request_context.exchange.on_close = acquiring.cancel
     waiting_gauge = metrics.requests_waiting.child(*request_context.labels)
@@ -65,11 +70,16 @@ async def wait_for_session(
 
 
 async def _acquire_session(
-    connector: VariantConnector, fleet: FleetGateway, deadline: float, limits: ServerLimits, metrics: ServerMetrics
+    connector: VariantConnector,
+    fleet: FleetGateway,
+    deadline: float,
+    limits: ServerLimits,
+    metrics: ServerMetrics,
+    queued: bool,
 ) -> ModelSession:
     failed_address = connector.failed_address
     while True:
-        handle = await fleet.acquire(connector.name, max(0.0, deadline - time.monotonic()), failed_address)
+        handle = await fleet.acquire(connector.name, max(0.0, deadline - time.monotonic()), failed_address, queued)
         try:
             return await connector.connect(handle, limits, metrics)
         except WorkerDied:  # it died after the fleet returned it

@@ -239,6 +239,9 @@ async def _continue_response(
     assert writer.timer is not None and request_context.server is not None
     request_context.wait_deadline = None  # the next load gets a full wait
     while error is not None and writer.is_paused and should_resume(request_context, error):
+        if loop.time() >= writer.timer.when():
+            error = _make_response_timeout(session)
+            break
         try:
             reacquiring = request_context.server.reacquire_session(request_context, session)
             session = await _await_until(writer.timer.when(), reacquiring)

@@ -71,17 +71,18 @@ class ServerContext:
         """Return a session that can continue a response whose worker died. Load the model if needed."""
         entry, _ = self.catalog.find(request_context.model)
         connector = entry.connectors[min(request_context.variant_index, len(entry.connectors) - 1)]
-        session = await self._connect(request_context, connector, request_context.stream)
+        session = await self._connect(request_context, connector, request_context.stream, begun=True)
         check_same_model(before, session)
         return session
 
     async def _connect(
-        self, request_context: RequestContext, connector: VariantConnector, stream: bool
+        self, request_context: RequestContext, connector: VariantConnector, stream: bool, begun: bool = False
     ) -> ModelSession:
         session = connector.live_session
         if session is None:
+            limits, metrics = self.config.limits, self.metrics
             session = await wait_for_session(
-                request_context, connector, self.fleet, self.max_wait_s, stream, self.config.limits, self.metrics
+                request_context, connector, self.fleet, self.max_wait_s, stream, limits, metrics, begun
             )
         request_context.session = session
         request_context.variant = connector.name

@@ -34,8 +34,13 @@ class ReplicaDemand(NamedTuple):
 class FleetGateway(Protocol):
     """Access to the fleet, in this process or in the supervisor."""
 
-    async def acquire(self, name: str, timeout_s: float | None = None, failed_address: str = "") -> ReplicaHandle:
-        """Return a ready replica of this variant, loading it if needed. `failed_address`: one that does not respond."""
+    async def acquire(
+        self, name: str, timeout_s: float | None = None, failed_address: str = "", queued: bool = True
+    ) -> ReplicaHandle:
+        """Return a ready replica of this variant, loading it if needed.
+
+        `failed_address`: one that does not respond. `queued`: count against `fleet.queue`.
+        """
 
     async def estimate_wait(self, name: str, *, preload: bool = False) -> WaitEstimate:
         """Estimate when the variant is ready. `preload`: also start loading it."""

@@ -151,8 +151,10 @@ class _RemoteFleet:
     def __init__(self, channel: ProcessChannel) -> None:
         self._channel = channel
 
-    async def acquire(self, name: str, timeout_s: float | None = None, failed_address: str = "") -> ReplicaHandle:
-        replica: ReplicaHandle = await self._channel.call("acquire", name, timeout_s, failed_address)
+    async def acquire(
+        self, name: str, timeout_s: float | None = None, failed_address: str = "", queued: bool = True
+    ) -> ReplicaHandle:
+        replica: ReplicaHandle = await self._channel.call("acquire", name, timeout_s, failed_address, queued)
         return replica
 
     async def estimate_wait(self, name: str, *, preload: bool = False) -> WaitEstimate:

@@ -6,10 +6,12 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from enginebay.config.sections.server_section import ServerConfig
+from enginebay.errors import WorkerDied
 from enginebay.fleet.routing.model_client import ReplicaHandle
 from enginebay.fleet.routing.variants import ModelRoute
 from enginebay.server.api.app import App
@@ -120,7 +122,8 @@ class ServerInstance:
         limits = self._context.config.limits
         for connector in self._list_connectors():
             for replica in replicas.get(connector.name, ()):
-                await connector.connect(replica, limits, self.metrics)
+                with suppress(WorkerDied):  # the next request finds another
+                    await connector.connect(replica, limits, self.metrics)
 
     def _list_connectors(self) -> list[VariantConnector]:
         return [connector for entry in self._context.catalog.entries.values() for connector in entry.connectors]

@@ -13,7 +13,7 @@ from enginebay.errors import EnginebayError
 from enginebay.fleet.fleet import Fleet
 from enginebay.fleet.lifecycle.crash_records import forgive_crashes
 from enginebay.fleet.lifecycle.replica import Replica
-from enginebay.fleet.lifecycle.replica_scaler import group_replicas, list_handles
+from enginebay.fleet.lifecycle.replica_scaler import find_ready, group_replicas, list_handles
 from enginebay.fleet.memory.memory_observed import ObservedResources
 from enginebay.fleet.routing.variants import build_routes
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate
@@ -93,11 +93,14 @@ class Supervisor:
 
     # The fleet, for server processes
 
-    async def acquire(self, name: str, timeout_s: float | None = None, failed_address: str = "") -> Any:
-        return await self.fleet.acquire(name, timeout_s, failed_address)
+    async def acquire(
+        self, name: str, timeout_s: float | None = None, failed_address: str = "", queued: bool = True
+    ) -> Any:
+        return await self.fleet.acquire(name, timeout_s, failed_address, queued=queued)
 
     async def estimate_wait(self, name: str, preload: bool = False) -> WaitEstimate:
-        if preload and not (replica := self.fleet.get_replica(name)).ready:
+        replica = self.fleet.get_replica(name)
+        if preload and find_ready(self.fleet.list_copies(replica)) is None:
             self.fleet.raise_if_unavailable(replica)
             self.fleet.preload(name)
         return self.fleet.estimate_wait(name)
@@ -131,9 +134,10 @@ class Supervisor:
             child.channel.notify("apply_suspect", event)
         replica = self.fleet.replicas.get(event.variant)
         if event.kind == "refused" and replica is not None:
-            for copy in self.fleet.list_copies(replica):
+            copies = self.fleet.list_copies(replica)
+            for copy in copies:
                 forgive_crashes(copy, event.addresses, self.fleet.config)
-            if not replica.ready:
+            if find_ready(copies) is None:
                 self.fleet.preload(event.variant)
 
     # Serving

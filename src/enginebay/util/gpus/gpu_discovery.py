@@ -62,7 +62,7 @@ def _read_host(nvml: Any, visible: str | None) -> GpuHost:
             gpu = Gpu(index, str(nvml.nvmlDeviceGetName(handle)), _read_memory(nvml, handle), _read_uuid(nvml, handle))
         except nvml.NVMLError as error:
             problems.append(f"GPU {name} cannot be used: {error}")
-            if visible is not None:
+            if name.startswith(_MIG):
                 break  # like CUDA, stop at the first that is unknown
             continue
         gpus.append(gpu if gpu.device else Gpu(gpu.index, gpu.name, gpu.memory_bytes, name))

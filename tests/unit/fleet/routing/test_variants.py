@@ -63,3 +63,17 @@ def test_an_unreadable_format_falls_back_to_the_next_engine(tmp_path: Path) -> N
     first, second = build_variants(load_config(file), ["small"])
     assert type(first.error) is UnknownArchitecture and "safetensors" in str(first.error)
     assert second.error is None
+
+
+@pytest.mark.parametrize(
+    ("replicas", "idle_s"),
+    [("", 60.0), ("replicas: 1", 60.0), ("replicas: {min: 0, idle_s: 5}", 5.0), ("replicas: {max: 1}", None),
+     ("replicas: {min: 0, max: 3, idle_s: 5}", 60.0)],
+)  # fmt: skip
+def test_a_policy_of_at_most_one_replica_decides_when_the_model_is_unloaded(
+    tmp_path: Path, replicas: str, idle_s: float | None
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"models:\n  m:\n    engine: fake\n    idle_s: 60\n    {replicas}\n")
+    config = load_config(path)
+    assert build_variants(config, ["m"])[0].idle_s == idle_s

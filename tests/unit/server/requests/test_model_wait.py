@@ -30,9 +30,13 @@ class _Fleet:
     def __init__(self) -> None:
         self.acquires = self.preloads = 0
         self.cancelled = 0
+        self.queued: bool | None = None
 
-    async def acquire(self, name: str, timeout_s: float | None = None, failed_address: str = "") -> Any:
+    async def acquire(
+        self, name: str, timeout_s: float | None = None, failed_address: str = "", queued: bool = True
+    ) -> Any:
         self.acquires += 1
+        self.queued = queued
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -50,9 +54,9 @@ class _Fleet:
         raise NotImplementedError
 
 
-def _wait(request_context: Any, fleet: _Fleet, *, stream: bool) -> Any:
+def _wait(request_context: Any, fleet: _Fleet, *, stream: bool, begun: bool = False) -> Any:
     connector = VariantConnector("m", "fake", ServerLimits(), 1)
-    return wait_for_session(request_context, connector, fleet, 300.0, stream, ServerLimits(), ServerMetrics())
+    return wait_for_session(request_context, connector, fleet, 300.0, stream, ServerLimits(), ServerMetrics(), begun)
 
 
 async def test_wait_0_is_refused_with_an_estimate_and_starts_the_load() -> None:
@@ -72,6 +76,17 @@ async def test_wait_0_loads_one_engine_of_a_chain() -> None:
         with pytest.raises(Overloaded):
             await _wait(request_context, fleet, stream=False)
         assert fleet.preloads == preloads
+
+
+async def test_a_response_that_has_begun_waits_whatever_the_limits_for_a_first_load() -> None:
+    for begun in (True, False):
+        request_context, fleet = make_request_context(), _Fleet()
+        request_context.exchange.headers["prefer"] = "wait=0" if begun else "wait=5"
+        task = asyncio.ensure_future(_wait(request_context, fleet, stream=False, begun=begun))
+        await asyncio.sleep(0.01)
+        assert fleet.acquires == 1 and fleet.queued is not begun
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_only_streams_get_progress_comments(monkeypatch: pytest.MonkeyPatch) -> None:

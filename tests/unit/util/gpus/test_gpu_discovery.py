@@ -102,6 +102,11 @@ def test_a_lost_gpu_is_reported_and_the_others_keep_their_numbers() -> None:
     assert found.problems == ("GPU 1 cannot be used: GPU is lost",)
 
 
+def test_a_lost_gpu_among_the_visible_ones_takes_no_other_with_it() -> None:
+    found = read(Driver(lost=(1,)), "1,2,3")
+    assert [(gpu.index, gpu.device) for gpu in found.gpus] == [(1, "GPU-c"), (2, "GPU-d")]
+
+
 def test_nvlink_counts_before_a_common_switch() -> None:
     assert read(Driver(nvlinks=((0, 3), (1, 2)))).links == ((0, 3), (1, 2))
     assert read(Driver()).links == ((0, 1), (2, 3))
