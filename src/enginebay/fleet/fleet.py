@@ -166,6 +166,9 @@ class Fleet:
             if replica.in_transition or replica.updating is not for_update:
                 raise Overloaded(f"{replica.name} is {state_label(replica)}", "retry in a moment")
         leaving = [replica for replica in replicas if replica.state not in (ReplicaState.COLD, to)]
+        for replica in () if for_update else replicas:  # or it would load again
+            self.wait_queue.end_preload(replica.name)
+            replica.recovering = False
         for replica in leaving:  # all at once, or the scaler would replace the first
             replica.begin_transition(to)
         self.request_plan()

@@ -28,7 +28,7 @@ from enginebay.server.telemetry.tracing import (
     build_span_name,
 )
 
-_DRAINING_RETRY_S = 0.005  # before looking for the successor of a draining worker
+_DRAINING_RETRY_S, _LONGEST_RETRY_S = 0.005, 0.25  # before looking for the successor of a draining worker
 
 _UNLOGGED_ENDPOINTS = ("health", "metrics", "docs", "admin.meters")  # polled by machines: they would fill the log
 
@@ -138,7 +138,7 @@ class App:
 
     async def _run_with_retries(self, request_context: RequestContext, route: Route) -> None:
         await self._admit(request_context, route)
-        mark = request_context.exchange.mark_headers()
+        mark, delay_s = request_context.exchange.mark_headers(), _DRAINING_RETRY_S
         while True:
             try:
                 await route.handler(self.context, request_context)
@@ -154,7 +154,8 @@ class App:
                     self._count_retry(request_context, error, fell_back=request_context.variant_index != failed_index)
             request_context.reset_for_retry(mark)
             if draining:
-                await asyncio.sleep(_DRAINING_RETRY_S)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
 
     def _report_chain_failure(self, request_context: RequestContext, last: EnginebayError, mark: int) -> None:
         """Log the last engine's error: the client gets the first one's."""

@@ -88,13 +88,18 @@ async def _check_chain(entry: CatalogEntry, failures: Mapping[str, EnginebayErro
 async def _check_connector(connector: VariantConnector, failure: EnginebayError | None) -> _ReadinessProblem | None:
     if connector.queue.is_full:
         return _ReadinessProblem("its queue is full", "queue")
-    session = connector.live_session
-    if session is None:
+    sessions = connector.list_live_sessions()
+    if not sessions:
         if failure is None:
             return None
         return _ReadinessProblem(f"{_LOAD_FAILED} ({failure.kind})", classify_fallback_trigger(failure))
-    if time.monotonic() - session.last_token_at < _RECENT_TOKEN_S:
+    if any(time.monotonic() - session.last_token_at < _RECENT_TOKEN_S for session in sessions):
         return None
+    problems = await asyncio.gather(*map(_check_engine, sessions))
+    return None if None in problems else problems[0]
+
+
+async def _check_engine(session: ModelSession) -> _ReadinessProblem | None:
     if session.probe is None or session.probe.done():  # concurrent checks share one probe
         session.probe = asyncio.ensure_future(_probe_engine(session))
     try:

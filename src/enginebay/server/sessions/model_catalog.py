@@ -82,6 +82,11 @@ class VariantConnector:
             pools.sort(key=lambda pool: pool.load)
         return next((live for pool in pools if (live := pool.find_live()) is not None), None)
 
+    def list_live_sessions(self) -> list[ModelSession]:
+        """Return the sessions with all replicas that accept requests now, as far as known."""
+        sessions = self._sessions.values() if self._pools else [self.session]
+        return [session for session in sessions if session is not None and session.is_live]
+
     @property
     def failed_address(self) -> str:
         """The worker address of a broken session, else empty."""

@@ -22,6 +22,7 @@ from enginebay.contract import Facts, LaunchMode, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory, WorkerDied, from_kind
 from enginebay.util import nvml
 from enginebay.util.child_processes import select_worker_variables
+from enginebay.util.gpus.gpu_discovery import VISIBLE_DEVICES
 from enginebay.util.paths import open_log_file
 from enginebay.worker import bootstrap, codec
 from enginebay.worker.client_side.child_process import ChildProcess
@@ -332,7 +333,8 @@ def _kill_group(group: int) -> None:
 def _build_environment(launch: WorkerLaunch) -> dict[str, str]:
     """Return the worker's environment: an allow-list of ours, and what the engine and the model add."""
     environment = select_worker_variables(launch.env_prefixes) | {**(launch.environment or {})}
-    environment |= {**launch.devices, **launch.variables}
+    hides_gpus = launch.variables.get(VISIBLE_DEVICES, "0").strip() in ("", "-1")
+    environment |= {**launch.devices, **launch.variables} if hides_gpus else {**launch.variables, **launch.devices}
     environment |= {"PYTHONUNBUFFERED": "1", nvml.FILE_VARIABLE: nvml.find_nvml_file()}
     if sys.flags.safe_path:
         environment["PYTHONSAFEPATH"] = "1"

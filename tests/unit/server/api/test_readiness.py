@@ -11,6 +11,7 @@ import pytest
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import EnginebayError, LoadFailed
 from enginebay.fleet.routing.variants import ModelRoute
+from enginebay.server.api import readiness
 from enginebay.server.api.health_endpoints import get_readiness
 from enginebay.server.sessions.model_catalog import CatalogEntry, ModelCatalog
 from tests.unit.server.requests.test_retry_policy import make_request_context
@@ -87,3 +88,16 @@ async def test_a_fallback_counts_only_for_the_triggers_in_fallback_on() -> None:
     assert (await _get_readiness(["start1"], "start1", fallback_on=("queue", "unavailable")))[0] == 503
     status, body = await _get_readiness(["start1"], "start1", "start1@other", fallback_on=("load",))
     assert status == 503 and body["reasons"] == [f"start1: {FAILED}"]
+
+
+async def test_one_replica_that_hangs_does_not_make_its_model_unready(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def probe(session: Any) -> Any:
+        return None if session.answers else readiness._PROBE_TIMED_OUT
+
+    monkeypatch.setattr(readiness, "_probe_engine", probe)
+    for answers, problem in (((False, True), None), ((False, False), readiness._PROBE_TIMED_OUT)):
+        sessions = [SimpleNamespace(answers=one, last_token_at=float("-inf"), probe=None) for one in answers]
+        connector: Any = SimpleNamespace(
+            queue=SimpleNamespace(is_full=False), list_live_sessions=lambda found=sessions: found
+        )
+        assert await readiness._check_connector(connector, None) == problem
