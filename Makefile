@@ -104,7 +104,7 @@ integration: engines node
 hostile: engines
 	$(PYTEST) tests/hostile
 
-# Before a push: every kind of test, at most 15 minutes on two cores once the engines are installed.
+# Before a push: every kind of test, about 18 minutes on two cores once the engines are installed.
 test: $(VENV)/.dev
 	$(MAKE) --no-print-directory -j 4 check engines node chromium
 	$(MAKE) --no-print-directory unit
