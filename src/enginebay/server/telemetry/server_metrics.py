@@ -173,7 +173,25 @@ class ServerMetrics:
     """
 
     def __init__(self) -> None:
-        counter, gauge, histogram = CounterFamily, GaugeFamily, HistogramFamily
+        self._add_request_counters()
+        self._add_latencies_and_loads()
+        self._add_worker_metrics()
+        self.process_memory = GaugeFamily("process_resident_memory_bytes", "Resident memory of the server's processes.")
+        self.process_start = GaugeFamily(
+            "process_start_time_seconds", "Start time, in seconds since 1970.", merge="max"
+        )
+        self._families: tuple[MetricFamily[Any], ...] = tuple(
+            family for family in vars(self).values() if isinstance(family, MetricFamily)
+        )
+
+        self.connections.child()
+        self.server_info.child(__version__).set(1)
+        started = read_start_time()
+        if started is not None:
+            self.process_start.child().set(started)
+
+    def _add_request_counters(self) -> None:
+        counter = CounterFamily
         self.requests = counter(
             "enginebay_requests_total", "Finished requests, by HTTP status.", (*_MODEL, "endpoint", "status")
         )
@@ -215,6 +233,8 @@ class ServerMetrics:
             "enginebay_rejected_total", "Requests refused by the HTTP layer, by HTTP status.", ("reason",)
         )
 
+    def _add_latencies_and_loads(self) -> None:
+        gauge, histogram = GaugeFamily, HistogramFamily
         self.queue_time = histogram(
             "enginebay_queue_time_seconds", "Time from arrival until a worker gets the request.", _MODEL, _QUEUE_S
         )
@@ -237,6 +257,8 @@ class ServerMetrics:
         self.connections = gauge("enginebay_connections", "Open client connections.")
         self.server_info = gauge("enginebay_server_info", "Always 1; the label has the version.", ("version",), "max")
 
+    def _add_worker_metrics(self) -> None:
+        counter, gauge, histogram = CounterFamily, GaugeFamily, HistogramFamily
         self.engine_steps = counter("enginebay_engine_steps_total", "Engine steps.", _MODEL, "max")
         self.engine_running = gauge("enginebay_engine_running", "Requests in the engine.", _MODEL, "max")
         self.kv_cache_usage = gauge(
@@ -272,18 +294,6 @@ class ServerMetrics:
             "enginebay_gpu_reserved_bytes", "GPU memory reserved for the model, by GPU and reason of the placement.",
             (*_MODEL, "gpu", "reason"), "max",
         )  # fmt: skip
-
-        self.process_memory = gauge("process_resident_memory_bytes", "Resident memory of the server's processes.")
-        self.process_start = gauge("process_start_time_seconds", "Start time, in seconds since 1970.", merge="max")
-        self._families: tuple[MetricFamily[Any], ...] = tuple(
-            family for family in vars(self).values() if isinstance(family, MetricFamily)
-        )
-
-        self.connections.child()
-        self.server_info.child(__version__).set(1)
-        started = read_start_time()
-        if started is not None:
-            self.process_start.child().set(started)
 
     def snapshot(self) -> Snapshot:
         """Return all values as plain data, to send to another process."""
