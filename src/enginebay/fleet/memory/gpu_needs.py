@@ -25,7 +25,7 @@ from enginebay.fleet.scheduling.device_placement import (
 from enginebay.util.gpus.gpu_discovery import PLACED_GPUS, VISIBLE_DEVICES, Gpu, match_device
 from enginebay.util.hardware import HostFacts
 
-_USABLE_FRACTION = 0.95
+USABLE_FRACTION = 0.95  # of the memory of the host and of each GPU
 
 GpusKey: TypeAlias = int | float | tuple[int, ...] | None  # a model's `gpus`
 NamedNeeds: TypeAlias = Mapping[str, GpuNeed]
@@ -142,7 +142,7 @@ def _get_share(gpus: GpusKey, whole_gpus: bool) -> int:
 def list_gpu_capacity(gpus: Iterable[Gpu], host_memory_bytes: int, budget_bytes: int | None) -> dict[str, int]:
     """Return the memory that models may use, by pool. A GPU without its own memory uses the host's."""
     return {
-        name_pool(gpu.index): budget_bytes or int((gpu.memory_bytes or host_memory_bytes) * _USABLE_FRACTION)
+        name_pool(gpu.index): budget_bytes or int((gpu.memory_bytes or host_memory_bytes) * USABLE_FRACTION)
         for gpu in gpus
     }
 

@@ -10,7 +10,7 @@ from enginebay.contract.memory_facts import RAM
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.transitions import LoadedWorker
 from enginebay.fleet.memory import memory_estimate
-from enginebay.fleet.memory.gpu_needs import cap_need, list_gpu_capacity
+from enginebay.fleet.memory.gpu_needs import USABLE_FRACTION, cap_need, list_gpu_capacity
 from enginebay.fleet.memory.memory_observed import ObservedResources, TimedOperation, compute_observation_key
 from enginebay.fleet.routing.variants import Variant
 from enginebay.fleet.scheduling.device_placement import GpuLinks
@@ -18,7 +18,6 @@ from enginebay.fleet.scheduling.planner import ReplicaSnapshot, ReplicaState
 from enginebay.util.gpus.gpu_discovery import Gpu
 from enginebay.util.hardware import HostFacts, read_memory
 
-_USABLE_FRACTION = 0.95
 _UNKNOWN_LOAD_S = 30.0  # until measured
 _UNKNOWN_WAKE_S = 1.0
 
@@ -37,7 +36,7 @@ class MemoryBudget:
         """Update the capacity of all pools. Call it only without transitions: a partial load would count twice."""
         total, available = read_memory()
         ours = sum(replica.memory_bytes for replica in replicas)
-        ram = self._config.memory_bytes or min(int(total * _USABLE_FRACTION), available + ours)
+        ram = self._config.memory_bytes or min(int(total * USABLE_FRACTION), available + ours)
         self.pool_bytes = {RAM: ram, **list_gpu_capacity(self._gpus, total, self._config.gpu_memory_bytes)}
 
     def set_gpus(self, present: Sequence[Gpu]) -> None:
