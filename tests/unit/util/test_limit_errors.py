@@ -15,7 +15,7 @@ from enginebay.config.sections.server_section import ServerLimits
 from enginebay.constraints.regex_limits import check_regex
 from enginebay.constraints.schema_limits import check_schema
 from enginebay.errors import EnginebayError, InvalidRequest, Overloaded
-from enginebay.server.api.openai.chat_completions import check_unsupported_fields
+from enginebay.server.api.openai.chat_plan import check_unsupported_fields
 from enginebay.server.api.openai.completions import parse_prompts
 from enginebay.server.api.openai.responses_input import to_chat_messages
 from enginebay.server.api.openai.sampling_params import read_constraint, read_sampling

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from enginebay.contract import TokenLogprobs
 from enginebay.contract.engine_messages import Energy, Usage
-from enginebay.text.tool_calls import ToolCallArguments, ToolCallEvent, ToolCallParser, ToolCallStart
+from enginebay.text.output_events import OutputEvent, OutputEventParser, ToolCallArguments, ToolCallStart
 
 NonNegative = Annotated[int, Meta(ge=0)]
 
@@ -35,7 +35,7 @@ class ToolCallState:
 @dataclass(slots=True)
 class ChoiceState:
     index: int
-    parser: ToolCallParser | None = None
+    parser: OutputEventParser | None = None
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     calls: list[ToolCallState] = field(default_factory=list)
@@ -45,7 +45,7 @@ class ChoiceState:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def append_event(self, event: ToolCallEvent, call_id: str) -> None:
+    def append_event(self, event: OutputEvent, call_id: str) -> None:
         """Append one event of the tool parser. `call_id`: the id of the call that it may start."""
         if isinstance(event, ToolCallStart):
             self.calls.append(ToolCallState(call_id, event.name))

@@ -43,6 +43,7 @@ class RequestContext:
         "finish_reason",
         "first_error",
         "id",
+        "ignored",
         "is_anonymous",
         "key",
         "labels",
@@ -103,6 +104,7 @@ class RequestContext:
         self.prompt: Any = None
         self.sampling: Sampling | None = None
         self.translated: dict[str, str] = {}  # parameter: what the engine does instead
+        self.ignored: dict[str, str] = {}  # parameter that cannot change the response: why
         self.truncated_tokens = 0  # prompt tokens dropped by truncate_prompt_tokens
         self.text_cut = False  # more were dropped, before they were counted
         self.tokenizer_queue: AdmissionQueue | None = None  # for large bodies
@@ -123,6 +125,7 @@ class RequestContext:
         self.exchange.rewind_headers(mark)
         self.session = None
         self.translated = {}
+        self.ignored = {}
         self.truncated_tokens = 0
         self.text_cut = False
         self.queued_s = 0.0

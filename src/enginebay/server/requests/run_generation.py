@@ -144,9 +144,11 @@ def _make_tokenizer_error(error: Overloaded) -> Overloaded:
 
 
 def add_translation_headers(request_context: RequestContext) -> None:
-    """Report translated parameters and truncated tokens in headers."""
+    """Report translated and ignored parameters, and truncated tokens, in headers."""
     if request_context.translated:
         request_context.add_header_or_comment("x-enginebay-translated", format_translated(request_context.translated))
+    if request_context.ignored:
+        request_context.add_header_or_comment("x-enginebay-ignored", format_translated(request_context.ignored))
     if request_context.truncated_tokens:
         request_context.add_header_or_comment(
             "x-enginebay-truncated",

@@ -22,24 +22,12 @@ from enginebay.text.tool_calls.guided_calls import (
     build_calls_schema,
     create_guided_parser,
 )
-from enginebay.text.tool_calls.tool_call_events import (
-    AnswerText,
-    ToolCallArguments,
-    ToolCallEvent,
-    ToolCallParser,
-    ToolCallStart,
-)
 from enginebay.text.tool_calls.tool_choice import ToolChoice, parse_tool_choice
 
 __all__ = [
     "TOOL_CALL_FORMATS",
-    "AnswerText",
     "CallOrAnswerParser",
-    "ToolCallArguments",
-    "ToolCallEvent",
     "ToolCallFormat",
-    "ToolCallParser",
-    "ToolCallStart",
     "ToolChoice",
     "build_call_or_answer_schema",
     "build_calls_schema",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from enginebay.text.output_events import OutputEvent, ToolCallArguments, ToolCallStart
 from enginebay.text.tool_calls.argument_stream import ArgumentStream
 from enginebay.text.tool_calls.json_scanner import JsonValueScanner, is_json, parse_short_string, skip_whitespace
-from enginebay.text.tool_calls.tool_call_events import ToolCallArguments, ToolCallEvent, ToolCallStart
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 # Keys that models write in a call. Any other key means that an unmarked object is not a call.
@@ -41,9 +41,9 @@ class CallObjectReader:
         self._arguments: ArgumentStream | None = None
         self._early_arguments: list[str] = []  # read before the call could start
         self._skip_scanner = JsonValueScanner()
-        self._state: Callable[[str, int, list[ToolCallEvent]], _ScanStep] = self._read_opening_brace
+        self._state: Callable[[str, int, list[OutputEvent]], _ScanStep] = self._read_opening_brace
 
-    def advance(self, text: str, at: int, out: list[ToolCallEvent]) -> int:
+    def advance(self, text: str, at: int, out: list[OutputEvent]) -> int:
         """Continue at `at`. Until the call starts, the caller keeps the text, so that `at` stays valid."""
         more = True
         while more and not self.done and not self.broken:
@@ -54,13 +54,13 @@ class CallObjectReader:
             at, more = self._state(text, at, out)
         return at
 
-    def _read_opening_brace(self, text: str, at: int, out: list[ToolCallEvent]) -> _ScanStep:
+    def _read_opening_brace(self, text: str, at: int, out: list[OutputEvent]) -> _ScanStep:
         if text[at] != "{":
             return self._break(at)
         self._state = self._read_key
         return at + 1, True
 
-    def _read_key(self, text: str, at: int, out: list[ToolCallEvent]) -> _ScanStep:
+    def _read_key(self, text: str, at: int, out: list[OutputEvent]) -> _ScanStep:
         if text[at] == "}":
             return self._close(at, out)
         end, key = parse_short_string(text, at) if text[at] == '"' else (-1, None)
@@ -72,13 +72,13 @@ class CallObjectReader:
         self._state = self._read_colon
         return end, True
 
-    def _read_colon(self, text: str, at: int, out: list[ToolCallEvent]) -> _ScanStep:
+    def _read_colon(self, text: str, at: int, out: list[OutputEvent]) -> _ScanStep:
         if text[at] != ":":
             return self._break(at)
         self._state = self._begin_value
         return at + 1, True
 
-    def _begin_value(self, text: str, at: int, out: list[ToolCallEvent]) -> _ScanStep:
+    def _begin_value(self, text: str, at: int, out: list[OutputEvent]) -> _ScanStep:
         if self._key == "name" and self._name is None:
             return self._read_name(text, at, out)
         self._value_at = at
@@ -90,7 +90,7 @@ class CallObjectReader:
             self._state = self._skip_other_value
         return at, True
 
-    def _read_name(self, text: str, at: int, out: list[ToolCallEvent]) -> _ScanStep:
+    def _read_name(self, text: str, at: int, out: list[OutputEvent]) -> _ScanStep:
         end, name = parse_short_string(text, at) if text[at] == '"' else (-1, None)
         if name is None:
             return self._wait_or_break(at, end)
@@ -102,7 +102,7 @@ class CallObjectReader:
             self._start_call(out)
         return end, True
 
-    def _read_arguments(self, text: str, at: int, out: list[ToolCallEvent]) -> _ScanStep:
+    def _read_arguments(self, text: str, at: int, out: list[OutputEvent]) -> _ScanStep:
         stream = self._arguments
         assert stream is not None
         end, fragment = stream.advance(text, at)
@@ -117,7 +117,7 @@ class CallObjectReader:
             self._state = self._read_separator
         return end, stream.done
 
-    def _skip_other_value(self, text: str, at: int, out: list[ToolCallEvent]) -> _ScanStep:
+    def _skip_other_value(self, text: str, at: int, out: list[OutputEvent]) -> _ScanStep:
         end = self._skip_scanner.advance(text, at)
         if self._skip_scanner.broken:
             return self._break(end)
@@ -127,7 +127,7 @@ class CallObjectReader:
             self._state = self._read_separator
         return end, self._skip_scanner.done
 
-    def _read_separator(self, text: str, at: int, out: list[ToolCallEvent]) -> _ScanStep:
+    def _read_separator(self, text: str, at: int, out: list[OutputEvent]) -> _ScanStep:
         if text[at] == "}":
             return self._close(at, out)
         if text[at] != ",":
@@ -135,7 +135,7 @@ class CallObjectReader:
         self._state = self._read_key
         return at + 1, True
 
-    def _close(self, at: int, out: list[ToolCallEvent]) -> _ScanStep:
+    def _close(self, at: int, out: list[OutputEvent]) -> _ScanStep:
         if self._name is None or (self._exact and self._arguments is None):
             return self._break(at)
         if not self.started:
@@ -145,13 +145,13 @@ class CallObjectReader:
         self.done = True
         return at + 1, False
 
-    def _start_call(self, out: list[ToolCallEvent]) -> None:
+    def _start_call(self, out: list[OutputEvent]) -> None:
         assert self._name is not None
         self.started = True
         out.append(ToolCallStart(self._index, self._name))
         self._emit_arguments("".join(self._early_arguments), out)
 
-    def _emit_arguments(self, fragment: str, out: list[ToolCallEvent]) -> None:
+    def _emit_arguments(self, fragment: str, out: list[OutputEvent]) -> None:
         if not self.started:
             self._early_arguments.append(fragment)
         elif fragment:

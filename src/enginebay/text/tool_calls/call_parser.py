@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from enginebay.text.output_events import AnswerText, OutputEvent, merge_events
 from enginebay.text.tool_calls.json_scanner import WHITESPACE
 from enginebay.text.tool_calls.opening_finder import CallOpeningFinder
-from enginebay.text.tool_calls.tool_call_events import AnswerText, ToolCallEvent, merge_events
 
 
 class StreamingCallParser:
@@ -20,7 +20,7 @@ class StreamingCallParser:
     def __init__(self, finder: CallOpeningFinder) -> None:
         self._finder = finder
         self._buffer = ""
-        self._state: Callable[[list[ToolCallEvent]], bool] = self._read_text
+        self._state: Callable[[list[OutputEvent]], bool] = self._read_text
         self._index = 0  # of the next call
         self._opening = ""
         self._opening_length = 0  # length of the whitespace and opening before a possible call
@@ -33,14 +33,14 @@ class StreamingCallParser:
         self._blank = True  # in text, with only whitespace held back
         self._is_mid_line = False  # within a line of text, with nothing held back
 
-    def feed(self, text: str) -> list[ToolCallEvent]:
+    def feed(self, text: str) -> list[OutputEvent]:
         if self._is_mid_line and self._finder.is_plain_text(text):
             return [AnswerText(text)]
         self._pieces.append(text)
         if self._blank and not text.strip(WHITESPACE):
             self._is_mid_line = False
             return []
-        out: list[ToolCallEvent] = []
+        out: list[OutputEvent] = []
         self._advance(out)
         in_text = self._state == self._read_text
         self._blank = in_text and not self._buffer.strip(WHITESPACE)
@@ -48,8 +48,8 @@ class StreamingCallParser:
         self._is_mid_line = in_text and not self._buffer and in_line
         return merge_events(out)
 
-    def end(self) -> list[ToolCallEvent]:
-        out: list[ToolCallEvent] = []
+    def end(self) -> list[OutputEvent]:
+        out: list[OutputEvent] = []
         self._advance(out)
         while self._state != self._read_text:
             self._finish_incomplete(out)
@@ -58,13 +58,13 @@ class StreamingCallParser:
         self._buffer = ""
         return merge_events(out)
 
-    def _advance(self, out: list[ToolCallEvent]) -> None:
+    def _advance(self, out: list[OutputEvent]) -> None:
         self._buffer += "".join(self._pieces)
         self._pieces.clear()
         while self._state(out):
             pass
 
-    def _read_text(self, out: list[ToolCallEvent]) -> bool:
+    def _read_text(self, out: list[OutputEvent]) -> bool:
         if self._after_call:
             self._skip_gap()
         text = self._buffer
@@ -82,15 +82,15 @@ class StreamingCallParser:
         self._state = self._read_opening
         return True
 
-    def _read_opening(self, out: list[ToolCallEvent]) -> bool:
+    def _read_opening(self, out: list[OutputEvent]) -> bool:
         """After an opening: determine the form of the call."""
         raise NotImplementedError
 
-    def _finish_incomplete(self, out: list[ToolCallEvent]) -> None:
+    def _finish_incomplete(self, out: list[OutputEvent]) -> None:
         """Return to the text state at the end of the answer. By default, held text is emitted."""
         self._reject(out)
 
-    def _reject(self, out: list[ToolCallEvent]) -> bool:
+    def _reject(self, out: list[OutputEvent]) -> bool:
         """Emit the opening as text and read what follows again: this is not a call."""
         self._emit_text(self._buffer[: self._opening_length], out)
         self._buffer = self._buffer[self._opening_length :]
@@ -120,7 +120,7 @@ class StreamingCallParser:
         self._state = self._read_text
         return True
 
-    def _emit_text(self, text: str, out: list[ToolCallEvent]) -> None:
+    def _emit_text(self, text: str, out: list[OutputEvent]) -> None:
         if not text:
             return
         out.append(AnswerText(self._gap + text if self._text_emitted else text))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from enginebay.text.output_events import OutputEventParser
 from enginebay.text.tool_calls.formats import hermes, llama3, mistral, plain_json, qwen
-from enginebay.text.tool_calls.tool_call_events import ToolCallParser
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class ToolCallFormat:
 
     name: str
     markers: tuple[str, ...]
-    make_parser: Callable[[Sequence[Mapping[str, Any]]], ToolCallParser]
+    make_parser: Callable[[Sequence[Mapping[str, Any]]], OutputEventParser]
 
-    def create_parser(self, tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
+    def create_parser(self, tools: Sequence[Mapping[str, Any]]) -> OutputEventParser:
         """Return a parser for one answer to a request with these validated tools."""
         return self.make_parser(tools)
 

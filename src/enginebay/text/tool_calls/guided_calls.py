@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginebay.text.output_events import (
+    AnswerText,
+    OutputEvent,
+    OutputEventParser,
+    ToolCallArguments,
+    ToolCallStart,
+    merge_events,
+)
 from enginebay.text.tool_calls.argument_stream import ArgumentStream
 from enginebay.text.tool_calls.call_object import CallObjectReader
 from enginebay.text.tool_calls.formats import plain_json
 from enginebay.text.tool_calls.json_call_parser import get_tool_names
 from enginebay.text.tool_calls.json_scanner import WHITESPACE
-from enginebay.text.tool_calls.tool_call_events import (
-    AnswerText,
-    ToolCallArguments,
-    ToolCallEvent,
-    ToolCallParser,
-    ToolCallStart,
-    merge_events,
-)
 from enginebay.util.json_schema_keywords import SCHEMA_MAP_KEYWORDS, VALUE_KEYWORDS
 
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -62,7 +62,7 @@ def build_call_or_answer_schema(tools: Sequence[Mapping[str, Any]], answer: Mapp
     return schema
 
 
-def create_guided_parser(tools: Sequence[Mapping[str, Any]], name: str | None) -> ToolCallParser:
+def create_guided_parser(tools: Sequence[Mapping[str, Any]], name: str | None) -> OutputEventParser:
     """Return the parser for an answer guided by `build_calls_schema` with the same tools and name."""
     return plain_json.create_parser(tools) if name is None else NamedCallParser(name)
 
@@ -127,11 +127,11 @@ class CallOrAnswerParser:
         self._at = 0
         self._is_text = False
 
-    def feed(self, text: str) -> list[ToolCallEvent]:
+    def feed(self, text: str) -> list[OutputEvent]:
         self._held += text
         if self._is_text:
             return self._flush_text()
-        out: list[ToolCallEvent] = []
+        out: list[OutputEvent] = []
         self._at = self._call.advance(self._held, self._at, out)
         if self._call.started:
             self._held, self._at = self._held[self._at :], 0
@@ -143,10 +143,10 @@ class CallOrAnswerParser:
             out += self._flush_text()
         return merge_events(out)
 
-    def end(self) -> list[ToolCallEvent]:
+    def end(self) -> list[OutputEvent]:
         return [] if self._call.started and not self._is_text else self._flush_text()
 
-    def _flush_text(self) -> list[ToolCallEvent]:
+    def _flush_text(self) -> list[OutputEvent]:
         held, self._held = self._held, ""
         return [AnswerText(held)] if held else []
 
@@ -160,8 +160,8 @@ class NamedCallParser:
         self._held = ""  # leading whitespace
         self._started = self._is_text = False
 
-    def feed(self, text: str) -> list[ToolCallEvent]:
-        out: list[ToolCallEvent] = []
+    def feed(self, text: str) -> list[OutputEvent]:
+        out: list[OutputEvent] = []
         if not self._started and not self._is_text:
             self._held += text
             text = self._held.lstrip(WHITESPACE)
@@ -178,10 +178,10 @@ class NamedCallParser:
             out.append(AnswerText(text))
         return merge_events(out)
 
-    def end(self) -> list[ToolCallEvent]:
+    def end(self) -> list[OutputEvent]:
         return [AnswerText(self._held)] if self._held and not self._started and not self._is_text else []
 
-    def _emit_arguments(self, text: str, out: list[ToolCallEvent]) -> str:
+    def _emit_arguments(self, text: str, out: list[OutputEvent]) -> str:
         """Emit the arguments. Return the text after them."""
         end = 0
         if not self._stream.done:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from enginebay.text.output_events import OutputEvent
 from enginebay.text.tool_calls.call_object import CallObjectReader
 from enginebay.text.tool_calls.call_parser import StreamingCallParser
 from enginebay.text.tool_calls.json_scanner import WHITESPACE, begins_with, skip_whitespace
 from enginebay.text.tool_calls.opening_finder import CODE_FENCE, CallOpeningFinder
-from enginebay.text.tool_calls.tool_call_events import ToolCallEvent
 
 _FENCE_WORDS = ("", "json", "JSON", "tool_call", "tool_code")
 
@@ -48,7 +48,7 @@ class JsonCallParser(StreamingCallParser):
         self._in_array = False
         self._object = CallObjectReader(0, None)
 
-    def _read_opening(self, out: list[ToolCallEvent]) -> bool:
+    def _read_opening(self, out: list[OutputEvent]) -> bool:
         marked = self._opening == self._syntax.marker
         self._names = None if marked else self._known_names
         self._closer = self._syntax.closer if marked else ""
@@ -73,7 +73,7 @@ class JsonCallParser(StreamingCallParser):
             return self._opening_length + len(word) + 1 if known in _FENCE_WORDS else -1
         return 0 if any(full.startswith(known) for full in _FENCE_WORDS) else -1
 
-    def _open_value(self, at: int, out: list[ToolCallEvent]) -> bool:
+    def _open_value(self, at: int, out: list[OutputEvent]) -> bool:
         """Read the start of an object, or of an array whose first element is one."""
         text = self._buffer
         if text[at : at + 1] == "[":
@@ -91,7 +91,7 @@ class JsonCallParser(StreamingCallParser):
         self._object = CallObjectReader(self._index, self._names)
         self._state = self._read_object
 
-    def _read_object(self, out: list[ToolCallEvent]) -> bool:
+    def _read_object(self, out: list[OutputEvent]) -> bool:
         call = self._object
         self._position = call.advance(self._buffer, self._position, out)
         if call.started:
@@ -104,7 +104,7 @@ class JsonCallParser(StreamingCallParser):
         self._state = self._read_after_object
         return True
 
-    def _read_after_object(self, out: list[ToolCallEvent]) -> bool:
+    def _read_after_object(self, out: list[OutputEvent]) -> bool:
         self._skip_gap()
         text = self._buffer
         if not text:
@@ -136,7 +136,7 @@ class JsonCallParser(StreamingCallParser):
         self._open_object(at)
         return True
 
-    def _finish_incomplete(self, out: list[ToolCallEvent]) -> None:
+    def _finish_incomplete(self, out: list[OutputEvent]) -> None:
         if self._state == self._read_object and self._object.started:
             self._buffer = ""
             self._index += 1

@@ -9,7 +9,7 @@ import pytest
 
 from enginebay.engines.openai.http_response import MalformedResponse
 from enginebay.engines.openai.tool_call_writer import ToolCallWriter
-from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallStart
+from enginebay.text.output_events import AnswerText, ToolCallArguments, ToolCallStart
 from enginebay.text.tool_calls.formats import hermes
 
 A, B = '{"city": "Paris </tool_call> {", "n": [1, {"x": null}]}', '{"q": "a \\" b\\\\"}'

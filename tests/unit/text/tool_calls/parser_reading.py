@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallEvent, ToolCallParser, ToolCallStart
+from enginebay.text.output_events import AnswerText, OutputEvent, OutputEventParser, ToolCallArguments, ToolCallStart
 
 
 @dataclass
@@ -15,7 +15,7 @@ class ParsedAnswer:
     text: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(self, event: ToolCallEvent) -> None:
+    def add(self, event: OutputEvent) -> None:
         match event:
             case AnswerText(text):
                 assert text, "an empty text was given out"
@@ -30,7 +30,7 @@ class ParsedAnswer:
                 self.calls[index] = (name, arguments + fragment)
 
 
-def parse_pieces(parser: ToolCallParser, pieces: Iterable[str]) -> ParsedAnswer:
+def parse_pieces(parser: OutputEventParser, pieces: Iterable[str]) -> ParsedAnswer:
     answer = ParsedAnswer()
     for piece in pieces:
         for event in parser.feed(piece):

@@ -8,11 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from enginebay.text.output_events import AnswerText, ToolCallArguments, ToolCallStart
 from enginebay.text.tool_calls import (
-    AnswerText,
     CallOrAnswerParser,
-    ToolCallArguments,
-    ToolCallStart,
     build_call_or_answer_schema,
     build_calls_schema,
     create_guided_parser,

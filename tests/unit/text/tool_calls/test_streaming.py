@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginebay.text.tool_calls import TOOL_CALL_FORMATS, AnswerText, ToolCallArguments, ToolCallStart
+from enginebay.text.output_events import AnswerText, ToolCallArguments, ToolCallStart
+from enginebay.text.tool_calls import TOOL_CALL_FORMATS
 from tests.unit.text.tool_calls.parser_reading import ParsedAnswer, make_tool, parse_pieces
 
 TOOLS = [make_tool("f", a={"type": "string"}, n={"type": "integer"}), make_tool("g")]

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from enginebay.config.sections.server_section import ServerLimits
-from enginebay.contract import GenerateRequest, Sampling
-from enginebay.errors import InvalidRequest, RequestError, Unsupported
+from enginebay.errors import RequestError
 from enginebay.server.api.body_decoder import decode_body
-from enginebay.server.api.openai import sampling_params
+from enginebay.server.api.openai.chat_plan import ChatPlan, plan_chat
 from enginebay.server.api.openai.encoders.chat_encoder import ChatEncoder
 from enginebay.server.api.openai.schemas import ChatBody
-from enginebay.server.api.openai.template_options import build_template_options
-from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
 from enginebay.server.encoding.choice_state import ChoiceState
 from enginebay.server.encoding.choices_json_writer import ChoicesJsonWriter
 from enginebay.server.encoding.choices_sse_writer import ChoicesSseWriter
+from enginebay.server.encoding.response_writer import ResponseWriter
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.run_generation import generate_response, prepare_request
+from enginebay.server.requests.run_generation import generate_response
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.sessions.model_session import ModelSession
-from enginebay.util.limit_errors import make_limit_error
-
-# Fields of the OpenAI API that are not supported: message and hint.
-_REFUSED = {
-    "prediction": ("predicted outputs are not supported", "remove prediction"),
-    "audio": ("only text output is supported", "remove audio"),
-    "web_search_options": ("web search is not supported", "remove web_search_options, or give the model a search tool"),
-    "moderation": ("moderation is not supported", "remove moderation"),
-    "functions": ("functions and function_call are not supported", "use tools and tool_choice"),
-}
 
 
 async def create_chat_completion(context: ServerContext, request_context: RequestContext) -> None:
@@ -39,32 +23,20 @@ async def create_chat_completion(context: ServerContext, request_context: Reques
     request_context.stream = bool(body.stream)
     request_context.prompt = body.messages
     request_context.cache_key = body.prompt_cache_key or ""
-    tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
+    plan = await plan_chat(request_context, session, lora, body)
     try:
-        await _generate(request_context, body, session, lora, tools, sampling)
+        await generate_response(
+            request_context, session, _make_writer(request_context, session, body, plan), [plan.request]
+        )
     except RequestError as error:
-        raise tools.rename_param(error) from None
+        raise plan.rename_param(error) from None
 
 
-async def _generate(
-    request_context: RequestContext,
-    body: ChatBody,
-    session: ModelSession,
-    lora: str | None,
-    tools: ToolUse,
-    sampling: Sampling,
-) -> None:
-    max_tokens, max_tokens_param = _resolve_max_tokens(body)
-    request = GenerateRequest(
-        messages=tools.with_preface(body.messages), sampling=sampling, lora=lora, extras=_collect_extras(body, tools, session),
-        energy=body.wants_energy,
-    )  # fmt: skip
-    prepared = await prepare_request(
-        request_context, session, request,
-        truncate=body.truncate_prompt_tokens, requested_max_tokens=max_tokens, max_tokens_param=max_tokens_param,
-        template_options=_collect_template_options(body, tools), notes={**tools.notes, **sampling_params.list_stream_notes(body)},
-    )  # fmt: skip
-    choices = [ChoiceState(index, tools.make_parser()) for index in range(sampling.n)]
+def _make_writer(
+    request_context: RequestContext, session: ModelSession, body: ChatBody, plan: ChatPlan
+) -> ResponseWriter:
+    sampling = plan.sampling
+    choices = [ChoiceState(index, plan.make_parser()) for index in range(sampling.n)]
     encoder = ChatEncoder(
         id=f"chatcmpl-{request_context.id}",
         created=int(request_context.started_at),
@@ -77,98 +49,6 @@ async def _generate(
         include_energy=body.wants_energy,
         token_bytes=session.client.prompt_encoder.get_token_bytes,
     )
-    writer = (
-        ChoicesSseWriter(request_context.exchange, session, choices, encoder)
-        if request_context.stream
-        else ChoicesJsonWriter(request_context.exchange, session, choices, encoder.encode_body)
-    )
-    await generate_response(request_context, session, writer, [prepared])
-
-
-def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampling]:
-    limits = session.limits
-    check_unsupported_fields(body, limits)
-    constraint = sampling_params.read_constraint(body, limits)
-    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits, session, constraint)
-    max_tokens, max_tokens_param = _resolve_max_tokens(body)
-    return tools, sampling_params.read_sampling(
-        body, session.sampling_defaults, limits,
-        max_tokens=max_tokens, max_tokens_param=max_tokens_param, logprobs=_resolve_logprobs(body), guided=tools.guided,
-        vocabulary_size=session.client.prompt_encoder.vocabulary_size,
-    )  # fmt: skip
-
-
-def check_unsupported_fields(body: ChatBody, limits: ServerLimits) -> None:
-    """Raise for unsupported fields other than sampling parameters."""
-    sampling_params.check_unsupported_account_fields(body)
-    check_message_count(body.messages, limits)
-    if body.chat_template is not None:
-        raise Unsupported(
-            "custom chat templates are not allowed: a template is code",
-            "remove chat_template",
-            param="chat_template",
-        )
-    if body.modalities not in (None, ["text"]):
-        raise Unsupported("only text output is supported", "remove modalities", param="modalities")
-    for name, (message, hint) in _REFUSED.items():
-        if getattr(body, name) is not None:
-            raise Unsupported(message, hint, param=name)
-    if body.verbosity in ("low", "high"):
-        raise Unsupported("verbosity is not supported", "ask for the length in a message", param="verbosity")
-    if body.function_call not in (None, "auto"):
-        raise Unsupported(*_REFUSED["functions"], param="function_call")
-    if body.reasoning_effort is not None:
-        raise Unsupported(
-            "reasoning_effort is not supported: models have no common scale",
-            "set the template's own switch in chat_template_kwargs", param="reasoning_effort",
-        )  # fmt: skip
-    sampling_params.check_stream_options(body)
-
-
-def check_message_count(messages: Sequence[Any], limits: ServerLimits) -> None:
-    if len(messages) > limits.messages:
-        raise make_limit_error(f"messages has {len(messages)} entries", limits, "messages", "messages")
-
-
-def _resolve_max_tokens(body: ChatBody) -> tuple[int | None, str]:
-    """Return the requested output length, and the field that sets it."""
-    lengths = {length for length in (body.max_tokens, body.max_completion_tokens) if length is not None}
-    if len(lengths) == 2:
-        raise InvalidRequest(
-            "max_tokens and max_completion_tokens differ", "remove one of them", param="max_completion_tokens"
-        )
-    return lengths.pop() if lengths else None, "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
-
-
-def _resolve_logprobs(body: ChatBody) -> int | None:
-    if body.top_logprobs and not body.logprobs:
-        raise InvalidRequest("top_logprobs requires logprobs", "set logprobs to true", param="top_logprobs")
-    return (body.top_logprobs or 0) if body.logprobs else None
-
-
-def _collect_extras(body: ChatBody, tools: ToolUse, session: ModelSession) -> dict[str, Any]:
-    """Return the fields for an engine that renders the chat itself."""
-    if not session.client.spec.renders:
-        return {}
-    fields = {"documents": body.documents, "chat_template_kwargs": body.chat_template_kwargs}
-    if body.continue_final_message or body.add_generation_prompt is False:
-        raise Unsupported(
-            "the chat template is applied by a remote server",
-            "remove continue_final_message",
-            param="continue_final_message",
-        )
-    return {**tools.extras, **{name: value for name, value in fields.items() if value}}
-
-
-def _collect_template_options(body: ChatBody, tools: ToolUse) -> dict[str, Any]:
-    generation_prompt = body.add_generation_prompt
-    if body.continue_final_message and generation_prompt is None:
-        generation_prompt = False
-    return build_template_options(
-        body.chat_template_kwargs,
-        tools=tools.template_tools,
-        documents=body.documents,
-        add_generation_prompt=generation_prompt,
-        continue_final_message=body.continue_final_message,
-        allow_special_tokens=body.allow_special_tokens,
-    )
+    if request_context.stream:
+        return ChoicesSseWriter(request_context.exchange, session, choices, encoder)
+    return ChoicesJsonWriter(request_context.exchange, session, choices, encoder.encode_body)

@@ -12,7 +12,7 @@ from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong, get_tokenize_limit
 from enginebay.fleet.routing.prompt_encoder import PromptEncoder
 from enginebay.server.api.body_decoder import decode_body
-from enginebay.server.api.openai.chat_completions import check_message_count
+from enginebay.server.api.openai.chat_plan import check_message_count
 from enginebay.server.api.openai.model_objects import build_model_details, list_model_objects
 from enginebay.server.api.openai.response_objects import DetokenizedObject, ModelListObject, TokenizedObject
 from enginebay.server.api.openai.schemas import DetokenizeBody, TokenizeBody

@@ -15,9 +15,9 @@ from enginebay.errors import InvalidRequest, RequestError
 from enginebay.server.api.openai.sampling_params import NO_CONSTRAINT, OutputConstraint, build_guided_json
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.text.chat.chat_messages import normalize_messages
+from enginebay.text.output_events import OutputEventParser
 from enginebay.text.tool_calls import (
     CallOrAnswerParser,
-    ToolCallParser,
     build_call_or_answer_schema,
     build_calls_schema,
     create_guided_parser,
@@ -31,7 +31,7 @@ class ToolUse:
     template_tools: Sequence[Mapping[str, Any]] | None = None  # for the chat template
     guided: Guided | None = None  # constraint on the output
     guided_param: str = ""  # the field that sets it
-    make_parser: Callable[[], ToolCallParser | None] = lambda: None
+    make_parser: Callable[[], OutputEventParser | None] = lambda: None
     notes: Mapping[str, str] = field(default_factory=dict)  # for x-enginebay-translated
     preface: str = ""  # describes the tools if the template cannot
     extras: Mapping[str, Any] = field(default_factory=dict)  # for engines that handle tools themselves

@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginebay.text.output_events import OutputEvent, OutputEventParser, ToolCallArguments, ToolCallStart
 from enginebay.text.tool_calls.argument_stream import ArgumentStream
 from enginebay.text.tool_calls.json_call_parser import JsonCallParser, JsonCallSyntax
 from enginebay.text.tool_calls.json_scanner import MAX_NAME_LENGTH, WHITESPACE, begins_with, skip_whitespace
-from enginebay.text.tool_calls.tool_call_events import ToolCallArguments, ToolCallEvent, ToolCallParser, ToolCallStart
 
 _MARKER, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MARKERS = (_MARKER, _CALL_ID, _ARGS)
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[\w.:/-]*", re.ASCII)
 _ID = re.compile(r"\w*", re.ASCII)
 
 
-def create_parser(tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
+def create_parser(tools: Sequence[Mapping[str, Any]]) -> OutputEventParser:
     return MistralCallParser(_SYNTAX, tools)
 
 
@@ -32,7 +32,7 @@ class MistralCallParser(JsonCallParser):
         super().__init__(syntax, tools)
         self._stream = ArgumentStream()
 
-    def _read_opening(self, out: list[ToolCallEvent]) -> bool:
+    def _read_opening(self, out: list[OutputEvent]) -> bool:
         at = skip_whitespace(self._buffer, self._opening_length)
         if at == len(self._buffer):
             return False
@@ -68,7 +68,7 @@ class MistralCallParser(JsonCallParser):
             return at + len(_ARGS)
         return None if has_arguments is None or has_id is None else -1
 
-    def _read_before_arguments(self, out: list[ToolCallEvent]) -> bool:
+    def _read_before_arguments(self, out: list[OutputEvent]) -> bool:
         at = skip_whitespace(self._buffer, 0)
         if at == len(self._buffer):
             return False
@@ -81,7 +81,7 @@ class MistralCallParser(JsonCallParser):
             return False
         return self._close_call("{}" if next_call else "", out)
 
-    def _read_arguments(self, out: list[ToolCallEvent]) -> bool:
+    def _read_arguments(self, out: list[OutputEvent]) -> bool:
         end, fragment = self._stream.advance(self._buffer, 0)
         self._buffer = self._buffer[end:]
         if self._stream.done or self._stream.broken:
@@ -90,13 +90,13 @@ class MistralCallParser(JsonCallParser):
             out.append(ToolCallArguments(self._index, fragment))
         return False
 
-    def _close_call(self, fragment: str, out: list[ToolCallEvent]) -> bool:
+    def _close_call(self, fragment: str, out: list[OutputEvent]) -> bool:
         if fragment:
             out.append(ToolCallArguments(self._index, fragment))
         self._index += 1
         return self._finish_call()
 
-    def _finish_incomplete(self, out: list[ToolCallEvent]) -> None:
+    def _finish_incomplete(self, out: list[OutputEvent]) -> None:
         if self._state == self._read_before_arguments:
             self._close_call("" if self._buffer.strip(WHITESPACE) else "{}", out)
         elif self._state == self._read_arguments:

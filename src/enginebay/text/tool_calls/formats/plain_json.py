@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginebay.text.output_events import OutputEventParser
 from enginebay.text.tool_calls.json_call_parser import JsonCallParser, JsonCallSyntax
-from enginebay.text.tool_calls.tool_call_events import ToolCallParser
 
 MARKERS: tuple[str, ...] = ()
 _SYNTAX = JsonCallSyntax(separators=";,", bare=True, fence=True)
 
 
-def create_parser(tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
+def create_parser(tools: Sequence[Mapping[str, Any]]) -> OutputEventParser:
     return JsonCallParser(_SYNTAX, tools)

@@ -18,12 +18,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginebay.text.output_events import OutputEvent, OutputEventParser, ToolCallArguments, ToolCallStart
 from enginebay.text.tool_calls.call_parser import StreamingCallParser
 from enginebay.text.tool_calls.formats.qwen_value import VALUE_END, QwenValueStream
 from enginebay.text.tool_calls.json_scanner import MAX_NAME_LENGTH, WHITESPACE, begins_with, skip_whitespace
 from enginebay.text.tool_calls.opening_finder import CallOpeningFinder
 from enginebay.text.tool_calls.schema_types import collect_allowed_types, find_property_schema
-from enginebay.text.tool_calls.tool_call_events import ToolCallArguments, ToolCallEvent, ToolCallParser, ToolCallStart
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -36,7 +36,7 @@ _KEY = re.compile(rf"([^<>\n]{{1,{MAX_NAME_LENGTH}}})>")
 _KEY_SO_FAR = re.compile(rf"[^<>\n]{{0,{MAX_NAME_LENGTH}}}\Z")
 
 
-def create_parser(tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
+def create_parser(tools: Sequence[Mapping[str, Any]]) -> OutputEventParser:
     return QwenCallParser(tools)
 
 
@@ -51,7 +51,7 @@ class QwenCallParser(StreamingCallParser):
         self._value = QwenValueStream(frozenset())
         self._separator = "{"
 
-    def _read_opening(self, out: list[ToolCallEvent]) -> bool:
+    def _read_opening(self, out: list[OutputEvent]) -> bool:
         at = self._opening_length
         if self._opening == _CALL:
             at = skip_whitespace(self._buffer, at)
@@ -73,7 +73,7 @@ class QwenCallParser(StreamingCallParser):
         self._state = self._read_tag
         return True
 
-    def _read_tag(self, out: list[ToolCallEvent]) -> bool:
+    def _read_tag(self, out: list[OutputEvent]) -> bool:
         """Read a parameter tag or the end of the call. Anything else is not part of the call."""
         text = self._buffer = self._buffer.lstrip(WHITESPACE)
         tags = {tag: begins_with(text, 0, tag) for tag in (_PARAMETER, _FUNCTION_END, _CALL_END)}
@@ -86,7 +86,7 @@ class QwenCallParser(StreamingCallParser):
             return True
         return False if None in tags.values() else self._close_call()
 
-    def _open_parameter(self, out: list[ToolCallEvent]) -> bool:
+    def _open_parameter(self, out: list[OutputEvent]) -> bool:
         match = _KEY.match(self._buffer, len(_PARAMETER))
         if match is None:
             return False if _KEY_SO_FAR.match(self._buffer, len(_PARAMETER)) else self._close_call()
@@ -98,7 +98,7 @@ class QwenCallParser(StreamingCallParser):
         self._state = self._read_value
         return True
 
-    def _read_value(self, out: list[ToolCallEvent]) -> bool:
+    def _read_value(self, out: list[OutputEvent]) -> bool:
         fragment, length, done = self._value.read(self._buffer)
         self._emit_arguments(fragment, out)
         self._buffer = self._buffer[length:]
@@ -107,7 +107,7 @@ class QwenCallParser(StreamingCallParser):
             self._state = self._read_tag
         return done
 
-    def _read_call_end(self, out: list[ToolCallEvent]) -> bool:
+    def _read_call_end(self, out: list[OutputEvent]) -> bool:
         """Read the optional end of the call after </function>."""
         self._skip_gap()
         closes = begins_with(self._buffer, 0, _CALL_END)
@@ -121,11 +121,11 @@ class QwenCallParser(StreamingCallParser):
         self._index += 1
         return self._finish_call()
 
-    def _emit_arguments(self, fragment: str, out: list[ToolCallEvent]) -> None:
+    def _emit_arguments(self, fragment: str, out: list[OutputEvent]) -> None:
         if fragment:
             out.append(ToolCallArguments(self._index, fragment))
 
-    def _finish_incomplete(self, out: list[ToolCallEvent]) -> None:
+    def _finish_incomplete(self, out: list[OutputEvent]) -> None:
         if self._state == self._read_opening:
             self._reject(out)
             return

@@ -20,7 +20,7 @@ from enginebay.server.api.openai.encoders.responses_output import ResponseOutput
 from enginebay.server.api.openai.responses import build_echoed_fields
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.encoding.choice_state import ChoiceState, ResponseTiming
-from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallStart
+from enginebay.text.output_events import AnswerText, ToolCallArguments, ToolCallStart
 
 LOGPROBS = (TokenLogprobs(65, -0.5, ((65, -0.5), (300, float("-inf")))),)
 USAGE, TIMING = Usage(5, 3, 2), ResponseTiming(0.1, 0.2, 0.3)

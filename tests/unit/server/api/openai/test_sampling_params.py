@@ -9,7 +9,7 @@ from enginebay.config.sections.server_section import GUIDED_KINDS, ServerLimits
 from enginebay.contract import Guided, Sampling
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.server.api.body_decoder import decode_body
-from enginebay.server.api.openai.chat_completions import check_unsupported_fields
+from enginebay.server.api.openai.chat_plan import check_unsupported_fields
 from enginebay.server.api.openai.sampling_params import list_stream_notes, read_constraint, read_sampling
 from enginebay.server.api.openai.schemas import ChatBody
 from tests.hostile import corpus_guided

@@ -11,7 +11,7 @@ from enginebay.server.api.openai import response_objects as objects
 from enginebay.server.api.openai.encoders.choices_encoder import ChoicesEncoder
 from enginebay.server.api.openai.encoders.logprobs import encode_chat_logprobs
 from enginebay.server.encoding.choice_state import ChoiceState
-from enginebay.text.tool_calls import ToolCallArguments, ToolCallStart
+from enginebay.text.output_events import ToolCallArguments, ToolCallStart
 
 
 @dataclass(slots=True, kw_only=True)

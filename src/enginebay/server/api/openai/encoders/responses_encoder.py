@@ -23,7 +23,7 @@ from enginebay.server.api.openai.encoders.responses_output import (
 )
 from enginebay.server.encoding.choice_state import UsageExtensionObject, encode_energy
 from enginebay.server.encoding.error_responses import encode_error, get_error_row
-from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallEvent
+from enginebay.text.output_events import AnswerText, OutputEvent, ToolCallArguments
 
 _encode = msgspec.json.Encoder().encode
 
@@ -107,7 +107,7 @@ class ResponseEventEncoder:
         template = self._text_delta_template
         return before + b"".join([template % (first + offset, _encode(text)) for offset, text in enumerate(texts)])
 
-    def encode_event(self, event: ToolCallEvent, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
+    def encode_event(self, event: OutputEvent, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
         item = self._output.append_event(event, logprobs)
         before = self._switch_item(item)
         if isinstance(event, ToolCallArguments):

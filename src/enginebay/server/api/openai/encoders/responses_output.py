@@ -15,7 +15,7 @@ from enginebay.server.api.openai.response_objects import (
     MessageItemObject,
     OutputTextObject,
 )
-from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallEvent, ToolCallParser, ToolCallStart
+from enginebay.text.output_events import AnswerText, OutputEvent, OutputEventParser, ToolCallArguments, ToolCallStart
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class ResponseOutput:
         self.items.append(message)
         return message
 
-    def append_event(self, event: ToolCallEvent, logprobs: Sequence[TokenLogprobs] = ()) -> OutputItem:
+    def append_event(self, event: OutputEvent, logprobs: Sequence[TokenLogprobs] = ()) -> OutputItem:
         """Append one event, and return the item it belongs to."""
         if isinstance(event, ToolCallStart):
             index = len(self.items)
@@ -106,7 +106,7 @@ def encode_text_part(message: MessageItem) -> OutputTextObject:
 class OutputParser:
     """Parses tokens into events: text, and calls if the request has tools."""
 
-    def __init__(self, parser: ToolCallParser | None, restore_markers: Callable[[str, Sequence[int]], str]) -> None:
+    def __init__(self, parser: OutputEventParser | None, restore_markers: Callable[[str, Sequence[int]], str]) -> None:
         self._parser = parser
         self._restore_markers = restore_markers  # restores call markers, which engines drop as special tokens
         self._pending_logprobs: list[TokenLogprobs] = []  # of text that the parser holds back
@@ -117,18 +117,18 @@ class OutputParser:
 
     def feed(
         self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]]:
+    ) -> list[tuple[OutputEvent, Sequence[TokenLogprobs]]]:
         if self._parser is None:
             return [(AnswerText(text), logprobs)]
         self._pending_logprobs += logprobs
         return self._attach_logprobs(self._parser.feed(self._restore_markers(text, token_ids)))
 
-    def end(self) -> list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]]:
+    def end(self) -> list[tuple[OutputEvent, Sequence[TokenLogprobs]]]:
         return [] if self._parser is None else self._attach_logprobs(self._parser.end())
 
-    def _attach_logprobs(self, events: Sequence[ToolCallEvent]) -> list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]]:
+    def _attach_logprobs(self, events: Sequence[OutputEvent]) -> list[tuple[OutputEvent, Sequence[TokenLogprobs]]]:
         """Pair each text with its log probabilities. Those of calls are dropped: this API has no field for them."""
-        pairs: list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]] = []
+        pairs: list[tuple[OutputEvent, Sequence[TokenLogprobs]]] = []
         for event in events:
             pairs.append((event, tuple(self._pending_logprobs) if isinstance(event, AnswerText) else ()))
             self._pending_logprobs.clear()

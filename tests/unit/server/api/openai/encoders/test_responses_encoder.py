@@ -21,7 +21,8 @@ from enginebay.server.api.openai.encoders.responses_encoder import (
 from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
 from enginebay.server.api.openai.responses import build_echoed_fields
 from enginebay.server.api.openai.schemas import ResponsesBody
-from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallStart, create_guided_parser
+from enginebay.text.output_events import AnswerText, ToolCallArguments, ToolCallStart
+from enginebay.text.tool_calls import create_guided_parser
 
 USAGE = Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=2)
 TOOLS = [{"type": "function", "name": "f"}]
