@@ -9,7 +9,7 @@ PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 # Two processes: tests that wait leave the processor to others. Tests that share a server or a worker stay in one (tests/conftest.py).
-PARALLEL ?= -n 2 --dist loadgroup
+PARALLEL ?= -n 2 --dist loadscope --no-loadscope-reorder
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
 REAL := tests/browser tests/contract tests/hostile tests/integration
 

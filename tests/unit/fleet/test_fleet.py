@@ -173,3 +173,13 @@ async def test_a_crash_loop_of_the_first_replica_does_not_hide_the_second(
     copies[1].load_error, copies[1].retry_at = copies[0].load_error, copies[0].retry_at
     with pytest.raises(CrashLoop):
         await site.fleet.acquire("pair", 60)
+
+
+async def test_an_unload_ends_the_loads_that_would_bring_it_back(site: Site) -> None:
+    crashed = Replica(Variant("crashed", "crashed", "fake", None), "key", {"ram": 1}, None)
+    crashed.recovering = True
+    site.fleet.replicas["crashed"] = crashed
+    site.fleet.preload("crashed")
+    assert site.fleet.is_preloading(crashed)
+    await site.fleet.sleep_or_unload(ReplicaState.COLD, crashed)
+    assert not site.fleet.is_preloading(crashed) and not crashed.recovering
