@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.server.api.openai import sampling_params
+from enginebay.server.api.openai.reasoning.thought_plan import read_prompt_end
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
@@ -17,6 +19,7 @@ from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.run_generation import prepare_request
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.text.output_events import OutputEventParser
+from enginebay.text.reasoning import ReasoningFormat
 from enginebay.util.limit_errors import make_limit_error
 
 # Fields of the OpenAI API that are not supported: message and hint.
@@ -50,15 +53,24 @@ async def plan_chat(
         messages=tools.with_preface(body.messages), sampling=sampling, lora=lora, extras=_collect_extras(body, tools, session),
         energy=body.wants_energy,
     )  # fmt: skip
+    template_options = _collect_template_options(body, tools)
     try:
         prepared = await prepare_request(
             request_context, session, request,
             truncate=body.truncate_prompt_tokens, requested_max_tokens=max_tokens, max_tokens_param=max_tokens_param,
-            template_options=_collect_template_options(body, tools), notes={**tools.notes, **sampling_params.list_stream_notes(body)},
+            template_options=template_options, notes={**tools.notes, **sampling_params.list_stream_notes(body)},
         )  # fmt: skip
     except RequestError as error:
         raise tools.rename_param(error) from None
-    return ChatPlan(prepared, tools.make_parser, tools.rename_param)
+    make_parser = tools.make_parser
+    if session.reasoning_format is not None:
+        prompt_end = await read_prompt_end(session, request, prepared, template_options)
+        make_parser = partial(_make_reasoning_parser, session.reasoning_format, tools, prompt_end)
+    return ChatPlan(prepared, make_parser, tools.rename_param)
+
+
+def _make_reasoning_parser(reasoning_format: ReasoningFormat, tools: ToolUse, prompt_end: str) -> OutputEventParser:
+    return reasoning_format.create_parser(tools.make_parser(), prompt_end)
 
 
 def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampling]:
