@@ -206,6 +206,10 @@ class PromptEncoder:
                 param="allow_special_tokens",
             )
 
+    def encode_at_once(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a short text, with special tokens; empty if only the engine has the tokenizer."""
+        return () if self.tokenizer is None and not self._byte_tokens else self._encode_texts((text,), False)[0]
+
     async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
         [ids] = await self.encode_all((text,), add_special)
         return ids

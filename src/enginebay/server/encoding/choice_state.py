@@ -57,13 +57,20 @@ class ChoiceState:
     @property
     def reasoning_tokens(self) -> int | None:
         """The tokens of its thought. None: the model has no reasoning format."""
-        return self.parser.reasoning_tokens if isinstance(self.parser, ReasoningParser) else None
+        if not isinstance(self.parser, ReasoningParser):
+            return None
+        return self.parser.reasoning_tokens or self.parser.uncounted_pieces
+
+    @property
+    def is_plain_answer(self) -> bool:
+        """Whether its thought is over, and the rest is text."""
+        return isinstance(self.parser, ReasoningParser) and self.parser.is_plain
 
     def parse(self, text: str, token_ids: Sequence[int]) -> list[OutputEvent]:
-        """Feed the parser. A piece without token ids, as from a remote engine, counts as one token."""
+        """Feed the parser."""
         assert self.parser is not None
         if isinstance(self.parser, ReasoningParser):
-            return self.parser.feed(text, len(token_ids) or 1)
+            return self.parser.feed(text, len(token_ids))
         return self.parser.feed(text)
 
     def append_event(self, event: OutputEvent, call_id: str) -> None:

@@ -88,6 +88,8 @@ class ChoicesSseWriter(SseWriter):
             return
         events = choice.parse(self.session.restore_markers(text, token_ids), token_ids)
         self._encode_events(choice, events, logprobs)
+        if choice.is_plain_answer and len(self._choices) == 1 and not self._encoder.with_logprobs:
+            self._is_plain_text = True  # the thought is over
 
     def _encode_events(self, choice: ChoiceState, events: Sequence[object], logprobs: Sequence[TokenLogprobs]) -> None:
         if logprobs:

@@ -48,6 +48,13 @@ class ReasoningFormat:
         end = prompt_end.rstrip()
         return any(end.endswith((tags.closing, tags.answer_opening or tags.closing)) for tags in self.tags)
 
+    def find_unclosed(self, text: str) -> str:
+        """Return the opening tag of a thought that the text begins and does not end, or ""."""
+        for tags in self.tags:
+            if text.rfind(tags.opening) > text.rfind(tags.closing):
+                return tags.opening
+        return ""
+
     def _find_opened(self, prompt_end: str) -> ThoughtTags | None:
         end = prompt_end.rstrip()
         return next((tags for tags in self.tags if end.endswith(tags.opening)), None)

@@ -12,6 +12,7 @@ class ReasoningParser:
         self._inner = inner
         self._undecided_tokens = 0
         self.reasoning_tokens = 0  # of thoughts, with their tags
+        self.uncounted_pieces = 0  # of thoughts, without tokens, as from remote engines
         self.thought_began = False
         self.thought_ended = False  # the answer is next, or has begun
         self.rest = ""  # what the text that ended the thought has after its end
@@ -41,6 +42,7 @@ class ReasoningParser:
         if self.thought_began:
             self.reasoning_tokens += tokens + self._undecided_tokens
             self._undecided_tokens = 0
+            self.uncounted_pieces += not tokens
         else:
             self._undecided_tokens += tokens
 

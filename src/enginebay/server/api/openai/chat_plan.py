@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.server.api.openai import sampling_params
-from enginebay.server.api.openai.reasoning.thought_plan import read_prompt_end
+from enginebay.server.api.openai.reasoning.reasoning_switches import ThinkingFields, translate_switches
+from enginebay.server.api.openai.reasoning.thought_plan import note_dropped_thoughts, plan_thought
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
@@ -19,7 +19,6 @@ from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.run_generation import prepare_request
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.text.output_events import OutputEventParser
-from enginebay.text.reasoning import ReasoningFormat
 from enginebay.util.limit_errors import make_limit_error
 
 # Fields of the OpenAI API that are not supported: message and hint.
@@ -49,11 +48,13 @@ async def plan_chat(
     """Return the engine's request and the parsers of its output. Raise `RequestError` that names the field."""
     tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
     max_tokens, max_tokens_param = _resolve_max_tokens(body)
+    switches = translate_switches(request_context, session, ThinkingFields.read_chat(body))
+    note_dropped_thoughts(request_context, session, body.messages)
+    extras = _collect_extras(body, tools, session) | switches.extras
     request = GenerateRequest(
-        messages=tools.with_preface(body.messages), sampling=sampling, lora=lora, extras=_collect_extras(body, tools, session),
-        energy=body.wants_energy,
-    )  # fmt: skip
-    template_options = _collect_template_options(body, tools)
+        messages=tools.with_preface(body.messages), sampling=sampling, lora=lora, extras=extras, energy=body.wants_energy
+    )
+    template_options = _collect_template_options(body, tools) | switches.template_options
     try:
         prepared = await prepare_request(
             request_context, session, request,
@@ -62,15 +63,10 @@ async def plan_chat(
         )  # fmt: skip
     except RequestError as error:
         raise tools.rename_param(error) from None
-    make_parser = tools.make_parser
-    if session.reasoning_format is not None:
-        prompt_end = await read_prompt_end(session, request, prepared, template_options)
-        make_parser = partial(_make_reasoning_parser, session.reasoning_format, tools, prompt_end)
-    return ChatPlan(prepared, make_parser, tools.rename_param)
-
-
-def _make_reasoning_parser(reasoning_format: ReasoningFormat, tools: ToolUse, prompt_end: str) -> OutputEventParser:
-    return reasoning_format.create_parser(tools.make_parser(), prompt_end)
+    planned, make_parser = await plan_thought(
+        request_context, session, request, prepared, template_options, tools.make_parser, switches.max_tokens
+    )
+    return ChatPlan(planned, make_parser, tools.rename_param)
 
 
 def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampling]:
@@ -105,11 +101,6 @@ def check_unsupported_fields(body: ChatBody, limits: ServerLimits) -> None:
         raise Unsupported("verbosity is not supported", "ask for the length in a message", param="verbosity")
     if body.function_call not in (None, "auto"):
         raise Unsupported(*_REFUSED["functions"], param="function_call")
-    if body.reasoning_effort is not None:
-        raise Unsupported(
-            "reasoning_effort is not supported: models have no common scale",
-            "set the template's own switch in chat_template_kwargs", param="reasoning_effort",
-        )  # fmt: skip
     sampling_params.check_stream_options(body)
 
 

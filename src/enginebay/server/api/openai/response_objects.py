@@ -258,7 +258,21 @@ class FunctionCallItemObject(Struct, tag="function_call"):
     arguments: str
 
 
-ItemObject = MessageItemObject | FunctionCallItemObject
+class ReasoningTextObject(Struct, tag="reasoning_text"):
+    text: str
+
+
+class ReasoningItemObject(Struct, tag="reasoning"):
+    id: str
+    status: ItemStatus
+    content: list[ReasoningTextObject]
+    summary: list[dict[str, Any]] = []
+    encrypted_content: Annotated[
+        str | UnsetType | None, about("The content, encoded, if `include` has reasoning.encrypted_content.")
+    ] = UNSET
+
+
+ItemObject = MessageItemObject | FunctionCallItemObject | ReasoningItemObject
 
 
 class ResponseErrorObject(Struct):
