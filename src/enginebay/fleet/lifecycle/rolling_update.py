@@ -10,6 +10,7 @@ from typing import Any
 from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import EnginebayError, LoadFailed
 from enginebay.fleet.fleet import Fleet
+from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.replica_scaler import find_ready, group_replicas
@@ -247,12 +248,11 @@ def _needs_new_worker(current: Variant, desired: Variant) -> bool:
     before, after = current.plan, desired.plan
     if _list_gpu_choices(current) != _list_gpu_choices(desired):
         return True
-    return (before.launch, before.tool_format, before.allow_special_tokens, current.sampling) != (
-        after.launch,
-        after.tool_format,
-        after.allow_special_tokens,
-        desired.sampling,
-    )
+    return (*_list_chat_settings(before), current.sampling) != (*_list_chat_settings(after), desired.sampling)
+
+
+def _list_chat_settings(plan: LaunchPlan) -> tuple[object, ...]:
+    return plan.launch, plan.tool_format, plan.reasoning_format, plan.allow_special_tokens
 
 
 def _list_gpu_choices(variant: Variant) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from enginebay.contract.engine_messages import Usage
 from enginebay.errors import EnginebayError
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.auth.client_identity import identify_client
+from enginebay.server.encoding.thought_listener import ThoughtLimits
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.admission_queue import AdmissionQueue, QueueClient
 from enginebay.server.sessions.model_catalog import CatalogEntry
@@ -58,6 +59,7 @@ class RequestContext:
         "started_at",
         "stream",
         "text_cut",
+        "thought_limits",
         "tokenizer_queue",
         "translated",
         "truncated_tokens",
@@ -105,6 +107,7 @@ class RequestContext:
         self.sampling: Sampling | None = None
         self.translated: dict[str, str] = {}  # parameter: what the engine does instead
         self.ignored: dict[str, str] = {}  # parameter that cannot change the response: why
+        self.thought_limits: ThoughtLimits | None = None  # of a chat whose thought and answer are planned apart
         self.truncated_tokens = 0  # prompt tokens dropped by truncate_prompt_tokens
         self.text_cut = False  # more were dropped, before they were counted
         self.tokenizer_queue: AdmissionQueue | None = None  # for large bodies
@@ -126,6 +129,7 @@ class RequestContext:
         self.session = None
         self.translated = {}
         self.ignored = {}
+        self.thought_limits = None
         self.truncated_tokens = 0
         self.text_cut = False
         self.queued_s = 0.0

@@ -170,6 +170,7 @@ async def generate_response(
     add_translation_headers(request_context)
     exchange.on_drained = writer.flush
     writer.counted_tokens = request_context.counted_tokens
+    writer.thought_limits = request_context.thought_limits
     writer.is_resumable = is_resumable(request_context, session, requests)
     try:
         error = await _run_on_worker(request_context, session, writer, requests)

@@ -10,6 +10,8 @@ from enginebay.config.sections.server_section import ServerLimits
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.server.api.openai import sampling_params
+from enginebay.server.api.openai.reasoning.reasoning_switches import ThinkingFields, translate_switches
+from enginebay.server.api.openai.reasoning.thought_plan import note_dropped_thoughts, plan_thought
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
@@ -46,19 +48,25 @@ async def plan_chat(
     """Return the engine's request and the parsers of its output. Raise `RequestError` that names the field."""
     tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
     max_tokens, max_tokens_param = _resolve_max_tokens(body)
+    switches = translate_switches(request_context, session, ThinkingFields.read_chat(body))
+    note_dropped_thoughts(request_context, session, body.messages)
+    extras = _collect_extras(body, tools, session) | switches.extras
     request = GenerateRequest(
-        messages=tools.with_preface(body.messages), sampling=sampling, lora=lora, extras=_collect_extras(body, tools, session),
-        energy=body.wants_energy,
-    )  # fmt: skip
+        messages=tools.with_preface(body.messages), sampling=sampling, lora=lora, extras=extras, energy=body.wants_energy
+    )
+    template_options = _collect_template_options(body, tools) | switches.template_options
     try:
         prepared = await prepare_request(
             request_context, session, request,
             truncate=body.truncate_prompt_tokens, requested_max_tokens=max_tokens, max_tokens_param=max_tokens_param,
-            template_options=_collect_template_options(body, tools), notes={**tools.notes, **sampling_params.list_stream_notes(body)},
+            template_options=template_options, notes={**tools.notes, **sampling_params.list_stream_notes(body)},
         )  # fmt: skip
     except RequestError as error:
         raise tools.rename_param(error) from None
-    return ChatPlan(prepared, tools.make_parser, tools.rename_param)
+    planned, make_parser = await plan_thought(
+        request_context, session, request, prepared, template_options, tools.make_parser, switches.max_tokens
+    )
+    return ChatPlan(planned, make_parser, tools.rename_param)
 
 
 def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampling]:
@@ -93,11 +101,6 @@ def check_unsupported_fields(body: ChatBody, limits: ServerLimits) -> None:
         raise Unsupported("verbosity is not supported", "ask for the length in a message", param="verbosity")
     if body.function_call not in (None, "auto"):
         raise Unsupported(*_REFUSED["functions"], param="function_call")
-    if body.reasoning_effort is not None:
-        raise Unsupported(
-            "reasoning_effort is not supported: models have no common scale",
-            "set the template's own switch in chat_template_kwargs", param="reasoning_effort",
-        )  # fmt: skip
     sampling_params.check_stream_options(body)
 
 

@@ -50,6 +50,8 @@ class AssistantMessageObject(Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: str | None = None
+    reasoning_content: Annotated[str | UnsetType, about("The model's thought, if it wrote one.")] = UNSET
+    reasoning: Annotated[str | UnsetType, about("The same as reasoning_content.")] = UNSET
     tool_calls: list[MessageToolCallObject] | UnsetType = UNSET
 
 
@@ -110,6 +112,8 @@ class DeltaObject(Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     refusal: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDeltaObject] | UnsetType = UNSET
 
 
@@ -197,6 +201,7 @@ class ModelDetailsObject(Struct, kw_only=True):
     ] = UNSET
     sampling_defaults: dict[str, Any] | UnsetType = UNSET
     tool_format: str | UnsetType = UNSET
+    reasoning_format: str | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
 
 
@@ -253,7 +258,21 @@ class FunctionCallItemObject(Struct, tag="function_call"):
     arguments: str
 
 
-ItemObject = MessageItemObject | FunctionCallItemObject
+class ReasoningTextObject(Struct, tag="reasoning_text"):
+    text: str
+
+
+class ReasoningItemObject(Struct, tag="reasoning"):
+    id: str
+    status: ItemStatus
+    content: list[ReasoningTextObject]
+    summary: list[dict[str, Any]] = []
+    encrypted_content: Annotated[
+        str | UnsetType | None, about("The content, encoded, if `include` has reasoning.encrypted_content.")
+    ] = UNSET
+
+
+ItemObject = MessageItemObject | FunctionCallItemObject | ReasoningItemObject
 
 
 class ResponseErrorObject(Struct):

@@ -12,6 +12,10 @@ from enginebay.server.api.openai import responses_input
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder, ResponseEventEncoder
 from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
 from enginebay.server.api.openai.encoders.responses_writers import ResponsesJsonWriter, ResponsesSseWriter
+from enginebay.server.api.openai.reasoning.reasoning_items import list_ignored_reasoning, read_thinking_fields
+from enginebay.server.api.openai.reasoning.reasoning_switches import translate_switches
+from enginebay.server.api.openai.reasoning.thought_plan import MakeParser, note_dropped_thoughts, plan_thought
+from enginebay.server.api.openai.response_objects import ReasoningObject
 from enginebay.server.api.openai.sampling_params import check_unsupported_account_fields, read_constraint, read_sampling
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.api.openai.template_options import build_template_options
@@ -34,14 +38,17 @@ async def create_response(context: ServerContext, request_context: RequestContex
     except RequestError as error:
         raise responses_input.to_responses_error(error) from None
     try:
+        request, template_options, max_thought_tokens = _apply_switches(request_context, session, body, chat)
         prepared = await prepare_request(
-            request_context, session, chat.request,
-            truncate=body.truncate_prompt_tokens, requested_max_tokens=body.max_output_tokens, template_options=chat.template_options,
+            request_context, session, request,
+            truncate=body.truncate_prompt_tokens, requested_max_tokens=body.max_output_tokens, template_options=template_options,
             notes=chat.tools.notes,
         )  # fmt: skip
-        await generate_response(
-            request_context, session, _make_writer(request_context, session, body, chat), [prepared]
+        planned, make_parser = await plan_thought(
+            request_context, session, request, prepared, template_options, chat.tools.make_parser, max_thought_tokens
         )
+        writer = _make_writer(request_context, session, body, chat, make_parser)
+        await generate_response(request_context, session, writer, [planned])
     except RequestError as error:
         raise responses_input.to_responses_error(chat.tools.rename_param(error)) from None
 
@@ -87,8 +94,23 @@ def _read_request(body: ResponsesBody, session: ModelSession, lora: str | None) 
     return _ChatRequest(request, tools, options)
 
 
-def _make_writer(
+def _apply_switches(
     request_context: RequestContext, session: ModelSession, body: ResponsesBody, chat: _ChatRequest
+) -> tuple[GenerateRequest, dict[str, Any], int | None]:
+    """Return the request and the template's options with the switches of thinking, and the thought's token limit."""
+    switches = translate_switches(request_context, session, read_thinking_fields(body))
+    request_context.ignored |= list_ignored_reasoning(body)
+    note_dropped_thoughts(request_context, session, chat.request.messages or ())
+    request = replace(chat.request, extras={**chat.request.extras, **switches.extras})
+    return request, chat.template_options | switches.template_options, switches.max_tokens
+
+
+def _make_writer(
+    request_context: RequestContext,
+    session: ModelSession,
+    body: ResponsesBody,
+    chat: _ChatRequest,
+    make_parser: MakeParser,
 ) -> ResponseWriter:
     encoder = ResponseEncoder(
         f"resp_{request_context.id}",
@@ -97,8 +119,13 @@ def _make_writer(
         build_echoed_fields(body, chat.sampling),
         body.wants_energy,
     )
-    output = ResponseOutput(encoder.id, session.next_call_id, session.client.prompt_encoder.get_token_bytes)
-    parser = OutputParser(chat.tools.make_parser(), session.restore_markers)
+    output = ResponseOutput(
+        encoder.id,
+        session.next_call_id,
+        session.client.prompt_encoder.get_token_bytes,
+        encrypts_reasoning="reasoning.encrypted_content" in (body.include or ()),
+    )
+    parser = OutputParser(make_parser(), session.restore_markers)
     if not request_context.stream:
         return ResponsesJsonWriter(request_context.exchange, session, encoder, output, parser)
     with_logprobs = chat.sampling.logprobs is not None
@@ -117,6 +144,7 @@ def build_echoed_fields(body: ResponsesBody, sampling: Sampling) -> dict[str, An
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": ReasoningObject(effort=(body.reasoning or {}).get("effort")),
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "temperature": sampling.value("temperature"),

@@ -11,6 +11,11 @@ from typing import Any
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
+from enginebay.server.api.openai.reasoning.reasoning_items import (
+    add_assistant_text,
+    add_reasoning_item,
+    drop_lone_thoughts,
+)
 from enginebay.server.api.openai.schema_fields import GenerationFields
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.util.limit_errors import make_limit_error
@@ -55,11 +60,6 @@ def check_unsupported_response_fields(body: ResponsesBody) -> None:
         raise Unsupported(
             "automatic truncation is not supported",
             "remove truncation, and set truncate_prompt_tokens", param="truncation",
-        )  # fmt: skip
-    if any(value is not None for value in (body.reasoning or {}).values()):
-        raise Unsupported(
-            "reasoning is not supported: models have no common scale",
-            "remove reasoning, or set the template's own switch in chat_template_kwargs", param="reasoning",
         )  # fmt: skip
     if body.text is not None and body.text.verbosity in ("low", "high"):
         raise Unsupported("verbosity is not supported", "ask for the length in instructions", param="text.verbosity")
@@ -163,6 +163,9 @@ def to_chat_messages(body: ResponsesBody, limits: ServerLimits) -> list[dict[str
     names: dict[str, str] = {}  # of the calls so far, by call id
     for number, item in enumerate(items):
         _add_item(item, f"input[{number}]", messages, names)
+    messages = drop_lone_thoughts(messages)
+    if not messages:
+        raise _make_input_error("input has no message", "send at least one")
     return messages
 
 
@@ -174,12 +177,14 @@ def _add_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]
         _add_call(item, where, messages, names)
     elif kind == "function_call_output":
         _add_call_output(item, where, messages, names)
+    elif kind == "reasoning":
+        add_reasoning_item(item, where, messages)
     elif kind == "item_reference":
         raise Unsupported(f"{where} is an item_reference", _WHOLE_ITEM, param="input")
     else:
         raise Unsupported(
             f"{where} has type {_describe_value(kind)}",
-            "use message, function_call or function_call_output",
+            "use message, reasoning, function_call or function_call_output",
             param="input",
         )
 
@@ -193,6 +198,8 @@ def _add_message(item: Mapping[str, Any], where: str, messages: list[dict[str, A
     first_is_system = len(messages) == 1 and messages[0]["role"] == "system"
     if role == "system" and first_is_system:  # many chat templates accept only one, at the start
         messages[0] = {"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}
+    elif role == "assistant":
+        add_assistant_text(text, messages)
     else:
         messages.append({"role": role, "content": text})
 

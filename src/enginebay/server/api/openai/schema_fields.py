@@ -29,6 +29,9 @@ FrequencyPenalty = Annotated[float, _float_range("frequency_penalty", "Applies t
 NgramSize = Annotated[int, _int_range("no_repeat_ngram_size", "Never repeat an n-gram of this size; 0 is off")]
 MinTokens = Annotated[int, _int_range("min_tokens", "Generate at least this many tokens")]
 MaxTokens = Annotated[int, _int_range("max_tokens", "Generate at most this many tokens")]
+MaxReasoningTokens = Annotated[
+    int, Meta(ge=0, le=2**31 - 1, description="End the thought after this many tokens; 0 is no thought")
+]
 Seed = Annotated[int, _int_range("seed", "The same seed gives the same output, as far as the engine allows")]
 Count = Annotated[int, _int_range("n", "Choices to return")]
 BestOf = Annotated[int, _int_range("best_of", "Choices to generate; the best n are returned")]

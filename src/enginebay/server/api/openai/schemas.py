@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from enginebay.server.api.openai.schema_fields import (
     AllowSpecialTokens,
     GenerationFields,
+    MaxReasoningTokens,
     MaxTokens,
     NonEmptyText,
     SamplingFields,
@@ -32,6 +33,9 @@ class ChatBody(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | JsonObject | None = None
+    max_reasoning_tokens: MaxReasoningTokens | None = None
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
     documents: list[JsonObject] | None = None
@@ -130,6 +134,9 @@ class ResponsesBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     conversation: str | JsonObject | None = None
     prompt: JsonObject | None = None
     reasoning: JsonObject | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | JsonObject | None = None
+    max_reasoning_tokens: MaxReasoningTokens | None = None
     metadata: dict[str, str] | None = None
     moderation: JsonObject | None = None
     context_management: list[JsonObject] | None = None

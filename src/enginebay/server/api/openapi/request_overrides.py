@@ -60,6 +60,8 @@ _SCHEMA_KEYWORDS = {
     "$defs": {"type": "object", "additionalProperties": _INNER},
 }
 
+_THOUGHT: dict[str, Schema] = {"reasoning_content": nullable(STRING), "reasoning": nullable(STRING)}
+
 INPUT_COMPONENTS: dict[str, Schema] = {
     "JsonSchema": describe(
         obj(_SCHEMA_KEYWORDS, tuple(_SCHEMA_KEYWORDS)), "A JSON schema. Its size and depth are limited."
@@ -69,14 +71,15 @@ INPUT_COMPONENTS: dict[str, Schema] = {
     ),
     "ChatMessage": any_of(
         obj({"role": enum("system", "developer", "user"), "content": _CONTENT}),
-        obj({"role": const("assistant"), "content": _CONTENT}),
+        obj({"role": const("assistant"), "content": _CONTENT, **_THOUGHT}, tuple(_THOUGHT)),
         obj(
             {
                 "role": const("assistant"),
                 "content": nullable(_CONTENT),
                 "tool_calls": array(ref("ToolCall"), minItems=1),
+                **_THOUGHT,
             },
-            ("content",),
+            ("content", *_THOUGHT),
         ),
         obj({"role": const("tool"), "content": _CONTENT, "tool_call_id": STRING}, ("tool_call_id",)),
         description="One message. Its content is a string or a list of text parts.",
@@ -127,7 +130,16 @@ INPUT_COMPONENTS: dict[str, Schema] = {
         ),
         obj({"type": const("function_call"), "call_id": STRING, **_CALL_FUNCTION["properties"]}),
         obj({"type": const("function_call_output"), "call_id": STRING, "output": STRING}),
-        description="A message, a function call, or its output.",
+        obj(
+            {
+                "type": const("reasoning"),
+                "content": array(obj({"type": const("reasoning_text"), "text": STRING})),
+                "summary": array(obj({"type": const("summary_text"), "text": STRING})),
+                "encrypted_content": nullable(STRING),
+            },
+            ("content", "encrypted_content"),
+        ),
+        description="A message, a thought, a function call, or its output.",
     ),
 }
 
@@ -137,6 +149,18 @@ BODY_RULES: dict[str, Schema] = {
         obj({"prompt": STRING, "messages": NULL}, ("messages",)),
         obj({"messages": array(OBJECT), "prompt": NULL}, ("prompt",)),
     )
+}
+
+_THINKING: Schema = {
+    "type": "object",
+    "properties": {"type": enum("enabled", "disabled"), "budget_tokens": {"type": "integer", "minimum": 0}},
+    "required": ["type"],
+    "additionalProperties": False,
+}
+_REASONING: Schema = {
+    "type": "object",
+    "properties": {"effort": enum("none", "minimal", "low", "medium", "high", "xhigh", "max")},
+    "additionalProperties": NULL,
 }
 
 # Replace msgspec's schemas; "*" matches every body.
@@ -155,7 +179,8 @@ FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("*", "modalities"): const(["text"]),
     ("*", "service_tier"): enum("auto", "default"),
     ("*", "store"): const(False),
-    ("*", "reasoning_effort"): NULL,
+    ("*", "reasoning_effort"): enum("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+    ("*", "thinking"): any_of(BOOLEAN, _THINKING),
     ("*", "chat_template"): NULL,
     ("*", "suffix"): const(""),
     ("*", "prompt"): _PROMPT,
@@ -173,7 +198,7 @@ FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("ResponsesBody", "previous_response_id"): NULL,
     ("ResponsesBody", "conversation"): NULL,
     ("ResponsesBody", "prompt"): NULL,
-    ("ResponsesBody", "reasoning"): OBJECT | {"additionalProperties": NULL},
+    ("ResponsesBody", "reasoning"): _REASONING,
     ("ResponsesBody", "context_management"): NULL,
     ("*", "prompt_cache_retention"): enum("in_memory", "in-memory"),
     ("*", "prompt_cache_options"): NULL,
@@ -205,7 +230,10 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "tool_choice": "auto: the model decides. none: no calls. required: at least one call. Or name the function or the allowed functions.",
     "parallel_tool_calls": "Whether the model may make several calls. Enforced only with required calls.",
     "modalities": "Only text is supported.",
-    "reasoning_effort": "Not supported: use the template's own switch in chat_template_kwargs.",
+    "reasoning_effort": "How much to think. Set in the chat template, or ignored if it has no switch.",
+    "enable_thinking": "Whether to think. Set in the chat template, or ignored if it has no switch.",
+    "thinking": "Another name of enable_thinking.",
+    "max_reasoning_tokens": "End the thought after this many tokens, and answer. 0: no thought.",
     "chat_template": "Not supported: a template is code, so only the model's own is used.",
     "chat_template_kwargs": "Variables for the model's chat template, such as enable_thinking.",
     "documents": "Documents for templates that support them.",
@@ -274,5 +302,5 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "background": "Not supported.",
     "previous_response_id": _STATELESS,
     "conversation": _STATELESS,
-    "reasoning": "Not supported: use the template's own switch in chat_template_kwargs.",
+    "reasoning": "effort: how much to think. Set in the chat template, or ignored if it has no switch.",
 }

@@ -50,7 +50,9 @@ class ResponsesJsonWriter(ResponseWriter):
     def write_completed(self) -> None:
         for event, event_logprobs in self._parser.end():
             self._output.append_event(event, event_logprobs)
-        response = self._encoder.encode_finished(self._output, self.usage, self._engine_finish_reason, self.energy)
+        response = self._encoder.encode_finished(
+            self._output, self.usage, self._engine_finish_reason, self.energy, self._parser.reasoning_tokens
+        )
         self.exchange.respond(200, _encode(response))
 
 
@@ -68,6 +70,7 @@ class ResponsesSseWriter(SseWriter):
         self._encoder = encoder
         self._parser = parser
         self._texts: list[str] = []  # not encoded yet
+        self._with_logprobs = with_logprobs
         self._is_plain_text = parser.is_plain_text and not with_logprobs
         self._engine_finish_reason: str | None = None
 
@@ -92,6 +95,7 @@ class ResponsesSseWriter(SseWriter):
         self._events_ready += [
             self._encoder.encode_event(*pair) for pair in self._parser.feed(text, token_ids, logprobs)
         ]
+        self._is_plain_text = self._parser.is_plain_text and not self._with_logprobs  # once the thought is over
 
     def _encode_texts(self) -> None:
         if self._texts:
@@ -103,7 +107,9 @@ class ResponsesSseWriter(SseWriter):
 
     def _encode_closing(self) -> bytes:
         held_back = b"".join(self._encoder.encode_event(*pair) for pair in self._parser.end())
-        return held_back + self._encoder.encode_closing(self.usage, self._engine_finish_reason, self.energy)
+        return held_back + self._encoder.encode_closing(
+            self.usage, self._engine_finish_reason, self.energy, self._parser.reasoning_tokens
+        )
 
     def _encode_failure(self, error: EnginebayError) -> bytes:
         return self._encoder.encode_failure(error)
