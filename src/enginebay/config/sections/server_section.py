@@ -95,6 +95,9 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = config_field(
         (), "web origins allowed to call the API; * for all", sensitive="opens the server to web pages"
     )
+    unknown_fields: str = config_field(
+        "ignore", "unknown fields of a request: ignored and named in a header, or refused", choices=("ignore", "refuse")
+    )
     limits: ServerLimits = field(default_factory=ServerLimits)
 
 

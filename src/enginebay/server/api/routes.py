@@ -45,7 +45,8 @@ _MODEL_ROUTE = next(route for route in ROUTES if route.path == "/v1/models/{id}"
 
 
 def find_route(method: str, path: str) -> Route:
-    """Return the route of a request. Raise `NotFound` or `MethodNotAllowed`."""
+    """Return the route of a request. Raise `NotFound` or `MethodNotAllowed`. A slash at the end does not matter."""
+    path = path.removesuffix("/") or "/"
     lookup = "GET" if method == "HEAD" else method
     route = _ROUTES_BY_PATH.get((lookup, path))
     if route is not None:

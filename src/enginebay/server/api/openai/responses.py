@@ -7,7 +7,8 @@ from typing import Any
 
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import RequestError
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import get_unknown_fields, read_body
+from enginebay.server.api.fields.hosted_tools import drop_hosted_tools
 from enginebay.server.api.openai import responses_input
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder, ResponseEventEncoder
 from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
@@ -16,7 +17,7 @@ from enginebay.server.api.openai.reasoning.reasoning_items import list_ignored_r
 from enginebay.server.api.openai.reasoning.reasoning_switches import translate_switches
 from enginebay.server.api.openai.reasoning.thought_plan import MakeParser, note_dropped_thoughts, plan_thought
 from enginebay.server.api.openai.response_objects import ReasoningObject
-from enginebay.server.api.openai.sampling_params import check_unsupported_account_fields, read_constraint, read_sampling
+from enginebay.server.api.openai.sampling_params import read_constraint, read_sampling
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
@@ -28,21 +29,24 @@ from enginebay.server.sessions.model_session import ModelSession
 
 
 async def create_response(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(ResponsesBody, request_context.exchange.body)
+    body = read_body(ResponsesBody, context, request_context)
     session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     request_context.stream = bool(body.stream)
     request_context.prompt = body.input
     request_context.cache_key = body.prompt_cache_key or ""
+    responses_input.note_includes(body, request_context.ignored)
+    body.tools = drop_hosted_tools(body.tools, request_context.ignored)
+    unknown = get_unknown_fields(context, request_context)
     try:
-        chat = await request_context.run_in_thread_if_large(_read_request, body, session, lora)
+        chat = await request_context.run_in_thread_if_large(_read_request, body, session, lora, unknown)
     except RequestError as error:
         raise responses_input.to_responses_error(error) from None
     try:
         request, template_options, max_thought_tokens = _apply_switches(request_context, session, body, chat)
         prepared = await prepare_request(
             request_context, session, request,
-            truncate=body.truncate_prompt_tokens, requested_max_tokens=body.max_output_tokens, template_options=template_options,
-            notes=chat.tools.notes,
+            truncate=body.truncate_prompt_tokens, requested_max_tokens=body.max_output_tokens, max_tokens_param="max_output_tokens",
+            template_options=template_options, notes=chat.tools.notes,
         )  # fmt: skip
         planned, make_parser = await plan_thought(
             request_context, session, request, prepared, template_options, chat.tools.make_parser, max_thought_tokens
@@ -66,19 +70,20 @@ class _ChatRequest:
         return self.request.sampling
 
 
-def _read_request(body: ResponsesBody, session: ModelSession, lora: str | None) -> _ChatRequest:
-    check_unsupported_account_fields(body)
-    responses_input.check_unsupported_response_fields(body)
+def _read_request(
+    body: ResponsesBody, session: ModelSession, lora: str | None, unknown: responses_input.UnknownFields
+) -> _ChatRequest:
+    responses_input.check_stream_options(body)
     limits = session.limits
-    messages = responses_input.to_chat_messages(body, limits)
+    messages = responses_input.to_chat_messages(body, limits, unknown)
     generation = responses_input.to_generation_fields(body)
     tools = plan_tools(
-        responses_input.to_chat_tools(body.tools), responses_input.to_chat_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, session,
+        responses_input.to_chat_tools(body.tools, unknown), responses_input.to_chat_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, session,
         replace(read_constraint(generation, limits), param="text.format"),
     )  # fmt: skip
     sampling = read_sampling(
         generation, session.sampling_defaults, limits,
-        max_tokens=body.max_output_tokens, logprobs=responses_input.read_logprobs(body), guided=tools.guided,
+        max_tokens=body.max_output_tokens, max_tokens_param="max_output_tokens", logprobs=responses_input.read_logprobs(body), guided=tools.guided,
         vocabulary_size=session.client.prompt_encoder.vocabulary_size,
     )  # fmt: skip
     request = GenerateRequest(

@@ -1,6 +1,7 @@
 """Translates requests to /v1/responses into chat requests. Pure.
 
-Nothing is dropped silently: what a chat cannot express is refused with a hint.
+Nothing is dropped silently: what a chat cannot express is refused with a hint, and an unknown field is noted in `unknown`, or
+refused if that is None.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
+from enginebay.server.api.fields.unknown_fields import note_unknown_field, shorten_name
 from enginebay.server.api.openai.reasoning.reasoning_items import (
     add_assistant_text,
     add_reasoning_item,
@@ -20,6 +22,8 @@ from enginebay.server.api.openai.schema_fields import GenerationFields
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.util.limit_errors import make_limit_error
 
+UnknownFields = dict[str, str] | None  # field: why it is ignored
+
 _ROLES = ("user", "assistant", "system", "developer")
 _MESSAGE_KEYS = frozenset(("type", "role", "content", "id", "status", "phase"))
 _PART_KEYS = frozenset(("type", "text", "refusal", "annotations", "logprobs", "parsed"))
@@ -28,51 +32,24 @@ _OUTPUT_KEYS = frozenset(("type", "call_id", "output", "id", "status"))
 _TOOL_KEYS = frozenset(("type", "name", "description", "parameters", "strict"))
 _TOOL_EXAMPLE = '{"type": "function", "name": "…"}'
 _LOGPROBS = "message.output_text.logprobs"
+_MAX_SHOWN = 8
 _WHOLE_INPUT = "the server stores nothing: send the whole conversation as input"
 _WHOLE_ITEM = "the server stores nothing: send the item itself, as SDKs do with store set to false"
-
-# Fields of the OpenAI API that are not supported: message and hint.
-_REFUSED = {
-    "previous_response_id": ("previous responses are not stored", _WHOLE_INPUT),
-    "conversation": ("conversations are not stored", _WHOLE_INPUT),
-    "prompt": ("stored prompts are not supported", "send the text as instructions and input"),
-    "moderation": ("moderation is not supported", "remove moderation"),
-    "context_management": (
-        "context management is not supported",
-        "remove context_management, or use truncate_prompt_tokens",
-    ),
-    "background": (
-        "background responses are not supported",
-        "remove background, or set stream to true to see progress",
-    ),
-}
-
 
 # Fields
 
 
-def check_unsupported_response_fields(body: ResponsesBody) -> None:
-    """Raise for unsupported fields, unless their value asks for nothing."""
-    for name, (message, hint) in _REFUSED.items():
-        if getattr(body, name) not in (None, False):
-            raise Unsupported(message, hint, param=name)
-    if body.truncation == "auto":
-        raise Unsupported(
-            "automatic truncation is not supported",
-            "remove truncation, and set truncate_prompt_tokens", param="truncation",
-        )  # fmt: skip
-    if body.text is not None and body.text.verbosity in ("low", "high"):
-        raise Unsupported("verbosity is not supported", "ask for the length in instructions", param="text.verbosity")
-    _check_stream_options(body)
-
-
-def _check_stream_options(body: ResponsesBody) -> None:
-    if body.stream_options is None:
-        return
-    if not body.stream:
+def check_stream_options(body: ResponsesBody) -> None:
+    if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options requires stream", "set stream to true", param="stream_options")
-    if body.stream_options.include_obfuscation:
-        raise Unsupported("obfuscation is not supported", "remove include_obfuscation", param="stream_options")
+
+
+def note_includes(body: ResponsesBody, ignored: dict[str, str]) -> None:
+    """Note what the response will not include."""
+    others = [shorten_name(name) for name in body.include or () if name != _LOGPROBS]
+    if others:
+        shown = ", ".join(others[:_MAX_SHOWN]) + (", ..." if len(others) > _MAX_SHOWN else "")
+        ignored["include"] = f"{shown}: only {_LOGPROBS} adds something"
 
 
 def read_logprobs(body: ResponsesBody) -> int | None:
@@ -110,20 +87,22 @@ def to_response_format(body: ResponsesBody) -> dict[str, Any] | None:
 # Tools
 
 
-def to_chat_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+def to_chat_tools(
+    tools: Sequence[Mapping[str, Any]] | None, unknown: UnknownFields = None
+) -> list[dict[str, Any]] | None:
     """Translate the flat function tools of this API to those of a chat."""
-    return None if tools is None else [_to_chat_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+    if tools is None:
+        return None
+    return [_to_chat_tool(tool, f"tools[{number}]", unknown) for number, tool in enumerate(tools)]
 
 
-def _to_chat_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _to_chat_tool(tool: Mapping[str, Any], where: str, unknown: UnknownFields) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
         raise Unsupported(
             f"{where} has type {_describe_value(kind)}", "only function tools are supported", param="tools"
         )
-    for key, value in tool.items():
-        if key not in _TOOL_KEYS and value not in (None, False):
-            raise Unsupported(f"{where}.{key[:40]} is not supported", "remove it", param="tools")
+    _check_keys({key: value for key, value in tool.items() if value is not False}, _TOOL_KEYS, where, unknown)
     function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
     return {"type": "function", "function": function}
 
@@ -152,7 +131,7 @@ def _to_named_tool(tool: Any, where: str, hint: str) -> dict[str, Any]:
 # Input to messages
 
 
-def to_chat_messages(body: ResponsesBody, limits: ServerLimits) -> list[dict[str, Any]]:
+def to_chat_messages(body: ResponsesBody, limits: ServerLimits, unknown: UnknownFields = None) -> list[dict[str, Any]]:
     """Translate instructions and input to the messages of a chat."""
     items: Sequence[Any] = body.input if not isinstance(body.input, str) else [{"role": "user", "content": body.input}]
     if len(items) > limits.messages:
@@ -162,21 +141,30 @@ def to_chat_messages(body: ResponsesBody, limits: ServerLimits) -> list[dict[str
         messages.append({"role": "system", "content": body.instructions})
     names: dict[str, str] = {}  # of the calls so far, by call id
     for number, item in enumerate(items):
-        _add_item(item, f"input[{number}]", messages, names)
+        _add_item(item, f"input[{number}]", messages, names, unknown)
     messages = drop_lone_thoughts(messages)
     if not messages:
         raise _make_input_error("input has no message", "send at least one")
     return messages
 
 
-def _add_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], names: dict[str, str]) -> None:
+def _add_item(
+    item: Mapping[str, Any],
+    where: str,
+    messages: list[dict[str, Any]],
+    names: dict[str, str],
+    unknown: UnknownFields,
+) -> None:
     kind = item.get("type", "message")
     if kind == "message":
-        _add_message(item, where, messages)
+        _check_keys(item, _MESSAGE_KEYS, where, unknown)
+        _add_message(item, where, messages, unknown)
     elif kind == "function_call":
+        _check_keys(item, _CALL_KEYS, where, unknown)
         _add_call(item, where, messages, names)
     elif kind == "function_call_output":
-        _add_call_output(item, where, messages, names)
+        _check_keys(item, _OUTPUT_KEYS, where, unknown)
+        _add_call_output(item, where, messages, names, unknown)
     elif kind == "reasoning":
         add_reasoning_item(item, where, messages)
     elif kind == "item_reference":
@@ -189,12 +177,11 @@ def _add_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]
         )
 
 
-def _add_message(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
-    _check_keys(item, _MESSAGE_KEYS, where)
+def _add_message(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], unknown: UnknownFields) -> None:
     role = item.get("role")
     if role not in _ROLES:
         raise _make_input_error(f"{where}.role is {_describe_value(role)}", f"use one of {', '.join(_ROLES)}")
-    text = _read_text(item.get("content"), f"{where}.content")
+    text = _read_text(item.get("content"), f"{where}.content", unknown)
     first_is_system = len(messages) == 1 and messages[0]["role"] == "system"
     if role == "system" and first_is_system:  # many chat templates accept only one, at the start
         messages[0] = {"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}
@@ -204,15 +191,15 @@ def _add_message(item: Mapping[str, Any], where: str, messages: list[dict[str, A
         messages.append({"role": role, "content": text})
 
 
-def _read_text(content: Any, where: str) -> str:
+def _read_text(content: Any, where: str, unknown: UnknownFields) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise _make_input_error(f"{where} is {_describe_value(content)}", "send a string or a list of text parts")
-    return "\n".join(_read_part(part, f"{where}[{number}]") for number, part in enumerate(content))
+    return "\n".join(_read_part(part, f"{where}[{number}]", unknown) for number, part in enumerate(content))
 
 
-def _read_part(part: Any, where: str) -> str:
+def _read_part(part: Any, where: str, unknown: UnknownFields) -> str:
     if not isinstance(part, Mapping):
         raise _make_input_error(f"{where} is not an object", 'use {"type": "input_text", "text": "…"}')
     kind = part.get("type")
@@ -220,7 +207,7 @@ def _read_part(part: Any, where: str) -> str:
         raise Unsupported(
             f"{where} has type {_describe_value(kind)}", "only input_text and output_text are supported", param="input"
         )
-    _check_keys(part, _PART_KEYS, where)
+    _check_keys(part, _PART_KEYS, where, unknown)
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise _make_input_error(f"{where} has no text", 'use {"type": "input_text", "text": "…"}')
@@ -228,7 +215,6 @@ def _read_part(part: Any, where: str) -> str:
 
 
 def _add_call(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], names: dict[str, str]) -> None:
-    _check_keys(item, _CALL_KEYS, where)
     call_id, name, arguments = (_read_string(item, key, where) for key in ("call_id", "name", "arguments"))
     names[call_id] = name
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -239,22 +225,29 @@ def _add_call(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]
 
 
 def _add_call_output(
-    item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], names: dict[str, str]
+    item: Mapping[str, Any],
+    where: str,
+    messages: list[dict[str, Any]],
+    names: dict[str, str],
+    unknown: UnknownFields,
 ) -> None:
-    _check_keys(item, _OUTPUT_KEYS, where)
     call_id = _read_string(item, "call_id", where)
     if call_id not in names:
         raise _make_input_error(
             f"{where} refers to call {_describe_value(call_id)}, which is not in the input", _WHOLE_INPUT
         )
-    text = _read_text(item.get("output"), f"{where}.output")
+    text = _read_text(item.get("output"), f"{where}.output", unknown)
     messages.append({"role": "tool", "tool_call_id": call_id, "name": names[call_id], "content": text})
 
 
-def _check_keys(item: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+def _check_keys(item: Mapping[str, Any], known: frozenset[str], where: str, unknown: UnknownFields) -> None:
+    param = where.partition("[")[0]
     for key, value in item.items():
-        if key not in known and value is not None:
-            raise _make_input_error(f"unknown field {where}.{key[:40]}", f"use {', '.join(sorted(known))}")
+        if key in known or value is None:
+            continue
+        if unknown is None:
+            raise InvalidRequest(f"unknown field {where}.{key[:40]}", f"use {', '.join(sorted(known))}", param=param)
+        note_unknown_field(key, f"{where}.{key}", tuple(sorted(known)), unknown, param=param)
 
 
 def _read_string(item: Mapping[str, Any], key: str, where: str) -> str:

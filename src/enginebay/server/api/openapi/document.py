@@ -14,8 +14,9 @@ from enginebay.server.requests.server_context import Route
 
 _INTRODUCTION = (
     "Any LLM on any engine behind one OpenAI-compatible API. Fields that OpenAI does not have work on every engine that "
-    "supports them; send them in the OpenAI SDK's `extra_body`. No field is ignored silently: it is applied, translated "
-    "(see the header `x-enginebay-translated`), or refused with 400 and its name in `param`."
+    "supports them; send them in the OpenAI SDK's `extra_body`. No field is dropped silently: it is honoured, translated "
+    "(named in the header `x-enginebay-translated`), ignored because it cannot change the response (named in "
+    "`x-enginebay-ignored`), or refused with 400 and its name in `param`."
 )
 _TAGS = {
     "Generation": "Generate text and embeddings",
@@ -33,6 +34,9 @@ RESPONSE_HEADERS: dict[str, Schema] = {
     },
     "x-enginebay-translated": {
         "description": "Translated parameters, each with what the engine does instead. Absent if there are none."
+    },
+    "x-enginebay-ignored": {
+        "description": "Fields that were ignored, each with the reason; `unknown` if the server does not know it. Absent if there are none."
     },
     "x-enginebay-truncated": {"description": "How many prompt tokens truncate_prompt_tokens dropped. Absent if none."},
     "retry-after": {"description": "Seconds to wait before retrying."},
@@ -67,7 +71,11 @@ _PRE_ROUTING_STATUSES = (408, 413, 415, 431)  # refused by the HTTP layer
 
 
 def build_document(
-    routes: tuple[Route, ...], limits: ServerLimits, models: tuple[str, ...] = (), embedders: tuple[str, ...] = ()
+    routes: tuple[Route, ...],
+    limits: ServerLimits,
+    models: tuple[str, ...] = (),
+    embedders: tuple[str, ...] = (),
+    unknown_fields: str = "ignore",
 ) -> dict[str, Any]:
     """Return the whole document for a server with these routes, limits and models."""
     paths: dict[str, dict[str, Any]] = {}
@@ -86,7 +94,9 @@ def build_document(
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": {**build_request_schemas(limits, models, embedders), **build_response_schemas(), "OpenApi": OBJECT},
+            "schemas": {
+                **build_request_schemas(limits, models, embedders, unknown_fields), **build_response_schemas(), "OpenApi": OBJECT,
+            },
             "headers": {name: {**header, "schema": STRING} for name, header in RESPONSE_HEADERS.items()},
             "responses": {f"Error{status}": _build_error(status) for status in STATUS_MEANINGS},
             "securitySchemes": {
@@ -161,6 +171,8 @@ def _build_success(route: Route, operation: Operation) -> dict[str, Any]:
         names += ["x-enginebay-engine", "x-enginebay-replica", "x-enginebay-fallback"]
     if operation.generates:
         names.append("x-enginebay-translated")
+    if operation.body and route.scope != "admin":
+        names.append("x-enginebay-ignored")
     if operation.generates or operation.body == "EmbeddingBody":
         names.append("x-enginebay-truncated")
     if route.rate_limited:

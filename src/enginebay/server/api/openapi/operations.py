@@ -48,8 +48,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
         operation_id="createChatCompletion", tag=_GENERATION, summary="Answer a conversation",
         description="OpenAI's chat completions, with more sampling parameters and output constraints. "
-        "Parameters that the model's engine does not support are refused with 400; translated ones are listed in the header "
-        "x-enginebay-translated.",
+        "Parameters that the model's engine does not support are refused with 400; translated and ignored ones are listed in the headers "
+        "x-enginebay-translated and x-enginebay-ignored.",
         body="ChatBody", response="ChatCompletion", event="ChatCompletionChunk", names_model=True, generates=True,
         examples={
             "chat": _CHAT,

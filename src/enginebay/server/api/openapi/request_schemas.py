@@ -8,6 +8,9 @@ import msgspec
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.server.api.admin import schemas as admin_schemas
+from enginebay.server.api.fields.field_rules import FieldRule, Treatment
+from enginebay.server.api.fields.field_table import FIELD_TABLE, STRICT_OBJECTS
+from enginebay.server.api.fields.unknown_fields import list_fields
 from enginebay.server.api.openai import schemas
 from enginebay.server.api.openapi.request_overrides import (
     BODY_RULES,
@@ -33,6 +36,23 @@ BODIES = (
 # Their models are variants (MODEL@ENGINE), not the names that clients use.
 _ADMIN_BODIES = frozenset(body.__name__ for body in BODIES if body.__module__ == admin_schemas.__name__)
 
+
+def _collect_rules() -> dict[tuple[str, str], FieldRule]:
+    """Return the rules by schema and field; those of a nested field by the schema of its object."""
+    rules = {}
+    for body in BODIES:
+        rule_set = FIELD_TABLE.get(body.__name__)
+        for rule in rule_set.rules.values() if rule_set is not None else ():
+            outer, _, field = rule.name.rpartition(".")
+            struct = list_fields(body)[outer] if outer else body
+            assert struct is not None
+            rules[struct.__name__, field] = rule
+    return rules
+
+
+_RULES = _collect_rules()
+_BODIES_WITH_RULES = {name for name, _ in _RULES}
+
 # (body, field): the schema keyword that a configured limit sets, and the limit.
 _LIMIT_KEYWORDS = {
     ("*", "n"): ("maximum", "n"),
@@ -52,7 +72,7 @@ _KEYWORD_TYPES = {"maximum": "integer", "maxItems": "array", "maxProperties": "o
 
 
 def build_request_schemas(
-    limits: ServerLimits, models: tuple[str, ...], embedders: tuple[str, ...]
+    limits: ServerLimits, models: tuple[str, ...], embedders: tuple[str, ...], unknown_fields: str
 ) -> dict[str, Schema]:
     """Return all request body schemas by name. Without models, any model name is allowed."""
     _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
@@ -64,11 +84,24 @@ def build_request_schemas(
         if "model" in properties and names and name not in _ADMIN_BODIES:
             properties["model"] = {"description": FIELD_DESCRIPTIONS["model"], "type": "string", **enum(*names)}
         schema.update(BODY_RULES.get(name, {}))
+        if unknown_fields == "ignore" and name not in _ADMIN_BODIES | STRICT_OBJECTS:
+            schema.pop("additionalProperties", None)
     return {**components, **INPUT_COMPONENTS}
 
 
 def _build_field(body: str, field: str, schema: Schema, limits: ServerLimits) -> Schema:
     description = _describe_field(body, field, schema)
+    rule = _RULES.get((body, field))
+    if rule is not None:
+        description = f"{description} {rule.description}" if rule.depends and description else rule.description
+    schema = _build_field_schema(body, field, schema, limits, rule)
+    treatment = {"x-enginebay-treatment": (rule.treatment if rule else Treatment.HONOURED).value}
+    return {"description": description, **schema, **(treatment if body in _BODIES_WITH_RULES else {})}
+
+
+def _build_field_schema(body: str, field: str, schema: Schema, limits: ServerLimits, rule: FieldRule | None) -> Schema:
+    if rule is not None and rule.treatment is Treatment.REFUSED:
+        return {**enum(*rule.neutral, None), "default": None}
     override = FIELD_SCHEMAS.get((body, field)) or FIELD_SCHEMAS.get(("*", field))
     if override is not None:
         is_nullable = NULL in schema.get("anyOf", ())
@@ -77,7 +110,7 @@ def _build_field(body: str, field: str, schema: Schema, limits: ServerLimits) ->
     value = getattr(limits, limit) if limit else None
     if value is not None:
         schema = _apply_limit(schema, keyword, value)
-    return {"description": description, **schema} if description else schema
+    return schema
 
 
 def _list_alternatives(schema: Schema) -> list[Schema]:

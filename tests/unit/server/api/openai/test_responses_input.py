@@ -10,7 +10,8 @@ import pytest
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import ContextOverflow, EnginebayError, InvalidRequest, Unsupported
 from enginebay.server.api.openai.responses_input import (
-    check_unsupported_response_fields,
+    check_stream_options,
+    note_includes,
     read_logprobs,
     to_chat_messages,
     to_chat_tool_choice,
@@ -120,42 +121,33 @@ def test_too_many_items() -> None:
         translate([{"role": "user", "content": "x"}] * 11)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": {"id": "conv"}}, "conversation"),
-        ({"conversation": "conv"}, "conversation"),
-        ({"background": True}, "background"),
-        ({"prompt": {}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
-        ({"moderation": {"model": "m"}}, "moderation"),
-        ({"context_management": [{"type": "compaction"}]}, "context_management"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"stream_options": {}}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
-    ],
-)
-def test_unsupported_fields_are_refused(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises((Unsupported, InvalidRequest)) as caught:
-        check_unsupported_response_fields(make_body(**fields))
-    assert caught.value.param == param
-    assert caught.value.hint
+def test_stream_options_need_a_stream() -> None:
+    check_stream_options(make_body(stream=True, stream_options={}))
+    with pytest.raises(InvalidRequest) as caught:
+        check_stream_options(make_body(stream_options={}))
+    assert caught.value.param == "stream_options" and caught.value.hint
 
 
-def test_unsupported_fields_may_ask_for_nothing() -> None:
-    check_unsupported_response_fields(
-        make_body(
-            background=False,
-            truncation="disabled",
-            reasoning={"effort": None},
-            text={"verbosity": "medium"},
-            stream=True,
-            stream_options={"include_obfuscation": False},
-            max_tool_calls=3,
-        )
-    )
+def test_unknown_keys_of_items_and_tools_are_noted() -> None:
+    unknown: dict[str, str] = {}
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "x", "zzz": 1}], "name": "Ann"}] * 100
+    assert len(to_chat_messages(make_body(input=items), ServerLimits(), unknown)) == 100
+    to_chat_tools([{"type": "function", "name": "f", "defer_loading": True}], unknown)
+    assert unknown.keys() == {"input[].name", "input[].content[].zzz", "tools[].defer_loading"}
+
+
+def test_a_misspelled_key_of_an_item_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="contents") as caught:
+        to_chat_messages(make_body(input=[{"role": "user", "contents": "x"}]), ServerLimits(), {})
+    assert caught.value.param == "input" and "content" in caught.value.hint
+
+
+def test_what_is_not_included_is_noted() -> None:
+    ignored: dict[str, str] = {}
+    note_includes(make_body(include=["message.output_text.logprobs"]), ignored)
+    assert ignored == {}
+    note_includes(make_body(include=["message.output_text.logprobs", "reasoning.encrypted_content", "é\r\n"]), ignored)
+    assert ignored["include"].startswith("reasoning.encrypted_content, ???: ")
 
 
 def test_include_enables_log_probabilities() -> None:
@@ -181,7 +173,7 @@ def test_flat_tools_become_tools_of_a_chat() -> None:
 
 @pytest.mark.parametrize("tool", [{"type": "web_search"}, {}, {"type": "function", "name": "f", "defer_loading": True}])
 def test_other_tools_are_refused(tool: dict[str, Any]) -> None:
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises((Unsupported, InvalidRequest)) as caught:
         to_chat_tools([tool])
     assert caught.value.param == "tools"
 

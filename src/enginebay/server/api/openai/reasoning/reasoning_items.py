@@ -10,6 +10,7 @@ from enginebay.server.api.openai.encoders.responses_output import decrypt_though
 from enginebay.server.api.openai.reasoning.reasoning_switches import ThinkingFields
 from enginebay.server.api.openai.schemas import ResponsesBody
 
+_MAX_SHOWN = 8
 _PART_TYPES = {"content": "reasoning_text", "summary": "summary_text"}
 
 
@@ -26,7 +27,8 @@ def read_thinking_fields(body: ResponsesBody) -> ThinkingFields:
 def list_ignored_reasoning(body: ResponsesBody) -> dict[str, str]:
     """Return the fields of `reasoning` that cannot change the response: why."""
     fields = {name: value for name, value in (body.reasoning or {}).items() if name != "effort" and value is not None}
-    return {f"reasoning.{name[:40]}": "thoughts are returned whole, not as a summary" for name in fields}
+    names = [f"reasoning.{name[:40]}" for name in fields] if len(fields) <= _MAX_SHOWN else ["reasoning"]
+    return dict.fromkeys(names, "thoughts are returned whole, not as a summary")
 
 
 def add_reasoning_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
