@@ -95,12 +95,10 @@ async def prepare_request(
     available = context_length - len(ids)
     if available < 1:
         raise _make_overflow(str(len(ids)), context_length, param)
-    if requested_max_tokens is not None and requested_max_tokens > available:
-        raise ContextOverflow(
-            f"the prompt ({len(ids)} tokens) plus {max_tokens_param} ({requested_max_tokens}) exceeds the model's context length of "
-            f"{context_length} tokens",
-            f"request at most {available} tokens", param=max_tokens_param,
-        )  # fmt: skip
+    if requested_max_tokens is not None and not 0 < requested_max_tokens <= available:
+        length = min(available, sampling.max_tokens or available)  # the server may allow less
+        detail = f"{length}: the context has {context_length} tokens and the prompt {len(ids)}"
+        request_context.translated[max_tokens_param] = detail
     if sampling.max_tokens is not None and sampling.max_tokens > available:
         min_tokens = min(sampling.min_tokens or 0, available) or None
         sampling = replace(sampling, max_tokens=available, min_tokens=min_tokens)
@@ -170,6 +168,7 @@ async def generate_response(
     add_translation_headers(request_context)
     exchange.on_drained = writer.flush
     writer.counted_tokens = request_context.counted_tokens
+    writer.error_form = request_context.error_form
     writer.is_resumable = is_resumable(request_context, session, requests)
     try:
         error = await _run_on_worker(request_context, session, writer, requests)

@@ -37,6 +37,8 @@ class ChatBody(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     documents: list[JsonObject] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    enable_thinking: bool | None = None
+    max_reasoning_tokens: Annotated[int, Meta(ge=0, le=10_000_000)] | None = None
     # Not supported: refused unless the value asks for nothing.
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: JsonObject | None = None

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from enginebay.server.api.openapi.messages_overrides import (
+    MESSAGES_COMPONENTS,
+    MESSAGES_FIELD_DESCRIPTIONS,
+    MESSAGES_FIELD_SCHEMAS,
+)
 from enginebay.server.api.openapi.schema_builders import (
     BOOLEAN,
     NULL,
@@ -129,6 +134,7 @@ INPUT_COMPONENTS: dict[str, Schema] = {
         obj({"type": const("function_call_output"), "call_id": STRING, "output": STRING}),
         description="A message, a function call, or its output.",
     ),
+    **MESSAGES_COMPONENTS,
 }
 
 # Rules over several fields.
@@ -155,7 +161,6 @@ FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("*", "modalities"): const(["text"]),
     ("*", "service_tier"): enum("auto", "default"),
     ("*", "store"): const(False),
-    ("*", "reasoning_effort"): NULL,
     ("*", "chat_template"): NULL,
     ("*", "suffix"): const(""),
     ("*", "prompt"): _PROMPT,
@@ -184,6 +189,7 @@ FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("ChatBody", "web_search_options"): NULL,
     ("ChatBody", "functions"): NULL,
     ("ChatBody", "function_call"): const("auto"),
+    **MESSAGES_FIELD_SCHEMAS,
 }
 
 _STATELESS = "Not supported: the server stores nothing. Send the whole conversation as input."
@@ -205,7 +211,9 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "tool_choice": "auto: the model decides. none: no calls. required: at least one call. Or name the function or the allowed functions.",
     "parallel_tool_calls": "Whether the model may make several calls. Enforced only with required calls.",
     "modalities": "Only text is supported.",
-    "reasoning_effort": "Not supported: use the template's own switch in chat_template_kwargs.",
+    "reasoning_effort": "How much the model thinks, for chat templates with such a switch.",
+    "enable_thinking": "Whether the model thinks first, for chat templates with such a switch.",
+    "max_reasoning_tokens": "End the thought after this many tokens.",
     "chat_template": "Not supported: a template is code, so only the model's own is used.",
     "chat_template_kwargs": "Variables for the model's chat template, such as enable_thinking.",
     "documents": "Documents for templates that support them.",
@@ -275,4 +283,5 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "previous_response_id": _STATELESS,
     "conversation": _STATELESS,
     "reasoning": "Not supported: use the template's own switch in chat_template_kwargs.",
+    **MESSAGES_FIELD_DESCRIPTIONS,
 }
