@@ -10,12 +10,12 @@ import traceback
 from functools import lru_cache
 
 from enginebay.errors import Cancelled, Draining, EnginebayError, RateLimited
+from enginebay.server.api.request_dialect import apply_dialect
 from enginebay.server.api.routes import find_route
 from enginebay.server.auth.access_control import apply_cors, authenticate, check_local_admin, check_origin
 from enginebay.server.auth.api_keys import Keyring
 from enginebay.server.auth.client_identity import identify_client
-from enginebay.server.encoding.error_responses import build_error_headers, encode_error_body, get_error_row
-from enginebay.server.encoding.sse_escape import escape_line_separators
+from enginebay.server.encoding.error_responses import build_error_headers, get_error_row
 from enginebay.server.http.exchange import CLIENT_CLOSED_REQUEST, Exchange
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.retry_policy import should_retry
@@ -77,6 +77,7 @@ class App:
 
     async def _handle(self, exchange: Exchange) -> None:
         request_context = RequestContext(exchange, "unknown", f"{self._id_prefix}{next(self._ids):06x}")
+        apply_dialect(request_context)
         try:
             check_origin(exchange, self.context.config.cors_origins, self.keyless)
             if exchange.method == "OPTIONS" and "access-control-request-method" in exchange.headers:
@@ -177,13 +178,14 @@ class App:
 
     def _respond_error(self, request_context: RequestContext, error: EnginebayError) -> None:
         request_context.error = error.with_traceback(None)  # a traceback would make a reference cycle
+        form = request_context.error_form
         if request_context.wait_announced and not request_context.exchange.closed:
-            request_context.exchange.end(escape_line_separators(b"data: %b\n\n" % encode_error_body(error)))
+            request_context.exchange.end(form.encode_event(error))
         elif request_context.exchange.started:
             request_context.exchange.abort()
         else:
             request_context.exchange.respond(
-                get_error_row(error).status, encode_error_body(error), headers=build_error_headers(error)
+                form.get_status(error), form.encode_body(error), headers=build_error_headers(error)
             )
 
     def _record_request(self, request_context: RequestContext) -> None:

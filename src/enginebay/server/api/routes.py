@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enginebay.errors import MethodNotAllowed, NotFound
-from enginebay.server.api import health_endpoints
+from enginebay.server.api import health_endpoints, model_listing
 from enginebay.server.api.admin import endpoints as admin_endpoints
+from enginebay.server.api.anthropic import messages
 from enginebay.server.api.openai import chat_completions, completions, embeddings, model_endpoints, responses
 from enginebay.server.api.openapi import docs_endpoints
 from enginebay.server.requests.server_context import Route
@@ -14,8 +15,10 @@ ROUTES = (
     Route("POST", "/v1/completions", completions.create_completion, "completions", rate_limited=True),
     Route("POST", "/v1/embeddings", embeddings.create_embeddings, "embeddings", rate_limited=True),
     Route("POST", "/v1/responses", responses.create_response, "responses", rate_limited=True),
-    Route("GET", "/v1/models", model_endpoints.list_models, "models"),
-    Route("GET", "/v1/models/{id}", model_endpoints.get_model, "models"),
+    Route("POST", "/v1/messages", messages.create_message, "messages", rate_limited=True),
+    Route("POST", "/v1/messages/count_tokens", messages.count_tokens, "messages.count_tokens", rate_limited=True),
+    Route("GET", "/v1/models", model_listing.list_models, "models"),
+    Route("GET", "/v1/models/{id}", model_listing.get_model, "models"),
     Route("POST", "/tokenize", model_endpoints.tokenize, "tokenize", rate_limited=True),
     Route("POST", "/detokenize", model_endpoints.detokenize, "detokenize", rate_limited=True),
     Route("GET", "/health", health_endpoints.get_readiness, "health", scope="optional"),

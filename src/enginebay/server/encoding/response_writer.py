@@ -13,7 +13,7 @@ from enginebay.contract import Delta, GenerateRequest
 from enginebay.contract.engine_messages import Done, Energy, Timing, Usage
 from enginebay.errors import Cancelled, Draining, EnginebayError, TimedOut, WorkerDied
 from enginebay.server.encoding.choice_state import ResponseTiming
-from enginebay.server.encoding.error_responses import build_error_headers, encode_error_body, get_error_row
+from enginebay.server.encoding.error_responses import OPENAI_ERRORS, ErrorForm, build_error_headers
 from enginebay.server.encoding.thought_listener import AnswerListener, ThoughtLimits, ThoughtListener
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.model_session import CountedTokens, ModelSession
@@ -45,6 +45,7 @@ class ResponseWriter:
         self.timer: asyncio.TimerHandle | None = None  # ends the response, however many workers it takes
         self.energy: Energy | None = None  # if the request asks for it
         self.finish_reason = ""  # of the last choice to end
+        self.error_form: ErrorForm = OPENAI_ERRORS
         self.submitted_at = 0.0
         self.first_token_at = 0.0
         self._run_began_at = 0.0  # when its current worker got it
@@ -139,9 +140,8 @@ class ResponseWriter:
     def finish_cancelled(self, error: EnginebayError) -> None:
         """End the response after the task that awaits `finished` was cancelled, and `finished` with it."""
         if self.no_output_sent and not self.exchange.started:
-            self.exchange.respond(
-                get_error_row(error).status, encode_error_body(error), headers=build_error_headers(error)
-            )
+            form = self.error_form
+            self.exchange.respond(form.get_status(error), form.encode_body(error), headers=build_error_headers(error))
         else:
             self.write_failure(error)
         self._release(error)

@@ -398,10 +398,10 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._lingering or self._transport.is_closing():
             return
-        body = self._settings.encode_refusal(status, message, limit)
+        exchange = exchange or self._reading
+        body = self._settings.encode_refusal(status, message, limit, exchange)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self._closing = True
-        exchange = exchange or self._reading
         self._application.on_refused(status, exchange)
         added = b"" if exchange is None else exchange.added_headers
         self.write(STATUS_LINES[status] + self.common_headers() + added + head + body)

@@ -19,7 +19,8 @@ class HttpSettings:
     keep_alive_s: float
     stall_timeout_s: float
     write_buffer_bytes: int
-    encode_refusal: Callable[[int, str, str], bytes]  # (status, message, exceeded limit) -> error body
+    # (status, message, exceeded limit, request if its headers were read) -> error body
+    encode_refusal: Callable[[int, str, str, Exchange | None], bytes]
     max_buffered_bytes: int = 256 << 20  # of large request bodies, in all
     max_client_buffered_bytes: int = 64 << 20
     max_unread_bytes: int = 128 << 20  # of responses to clients that read slowly, in all

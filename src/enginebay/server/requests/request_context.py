@@ -13,6 +13,7 @@ from enginebay.contract.engine_messages import Usage
 from enginebay.errors import EnginebayError
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.auth.client_identity import identify_client
+from enginebay.server.encoding.error_responses import OPENAI_ERRORS, ErrorForm
 from enginebay.server.encoding.thought_listener import ThoughtLimits
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.admission_queue import AdmissionQueue, QueueClient
@@ -39,6 +40,7 @@ class RequestContext:
         "crash_guard",
         "endpoint",
         "error",
+        "error_form",
         "exchange",
         "fallback",
         "finish_reason",
@@ -103,6 +105,7 @@ class RequestContext:
         self.stream = False
         self.finish_reason = ""
         self.error: EnginebayError | None = None
+        self.error_form: ErrorForm = OPENAI_ERRORS
         self.prompt: Any = None
         self.sampling: Sampling | None = None
         self.translated: dict[str, str] = {}  # parameter: what the engine does instead

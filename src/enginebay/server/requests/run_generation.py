@@ -173,6 +173,7 @@ async def generate_response(
     exchange.on_drained = writer.flush
     writer.counted_tokens = request_context.counted_tokens
     writer.thought_limits = request_context.thought_limits
+    writer.error_form = request_context.error_form
     writer.is_resumable = is_resumable(request_context, session, requests)
     try:
         error = await _run_on_worker(request_context, session, writer, requests)

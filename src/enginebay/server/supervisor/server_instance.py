@@ -15,9 +15,9 @@ from enginebay.errors import WorkerDied
 from enginebay.fleet.routing.model_client import ReplicaHandle
 from enginebay.fleet.routing.variants import ModelRoute
 from enginebay.server.api.app import App
+from enginebay.server.api.request_dialect import encode_http_refusal
 from enginebay.server.api.routes import ROUTES
 from enginebay.server.auth.api_keys import Keyring
-from enginebay.server.encoding.error_responses import encode_refusal
 from enginebay.server.http.http_settings import HttpSettings
 from enginebay.server.http.listener import HttpListener
 from enginebay.server.requests.crash_guard import CrashGuard, TrialGateway
@@ -226,5 +226,5 @@ def _build_http_settings(config: ServerConfig) -> HttpSettings:
         max_buffered_bytes=limits.body_buffer_bytes,
         max_client_buffered_bytes=limits.client_body_buffer_bytes,
         max_unread_bytes=limits.unread_bytes,
-        encode_refusal=encode_refusal,
+        encode_refusal=encode_http_refusal,
     )

@@ -21,7 +21,7 @@ SETTINGS = HttpSettings(
     keep_alive_s=30,
     stall_timeout_s=40,
     write_buffer_bytes=100,
-    encode_refusal=lambda status, message, limit: f"{status}:{message}:{limit}".encode(),
+    encode_refusal=lambda status, message, limit, _: f"{status}:{message}:{limit}".encode(),
     common_headers=b"server: test\r\n",
 )
 

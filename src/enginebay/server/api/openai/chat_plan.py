@@ -9,6 +9,7 @@ from typing import Any
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
+from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong, get_tokenize_limit
 from enginebay.server.api.fields.hosted_tools import drop_hosted_tools
 from enginebay.server.api.openai import sampling_params
 from enginebay.server.api.openai.reasoning.reasoning_switches import ThinkingFields, translate_switches
@@ -16,8 +17,9 @@ from enginebay.server.api.openai.reasoning.thought_plan import note_dropped_thou
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
+from enginebay.server.encoding.response_writer import estimate_prompt_tokens
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.run_generation import prepare_request
+from enginebay.server.requests.run_generation import enter_tokenizer, prepare_request
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.text.output_events import OutputEventParser
 from enginebay.util.limit_errors import make_limit_error
@@ -64,6 +66,24 @@ async def plan_chat(
         request_context, session, request, prepared, template_options, tools.make_parser, switches.max_tokens
     )
     return ChatPlan(planned, make_parser, tools.rename_param)
+
+
+async def count_chat_tokens(request_context: RequestContext, session: ModelSession, body: ChatBody) -> int:
+    """Return the tokens of the prompt, which may exceed the context. Notes a count that is not exact."""
+    tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
+    extras = _collect_extras(body, tools, session)
+    request = GenerateRequest(messages=tools.with_preface(body.messages), sampling=sampling, extras=extras)
+    if session.client.spec.renders:
+        request_context.translated["input_tokens"] = "estimated: a remote server tokenizes"
+        return estimate_prompt_tokens(request)
+    bound = PromptBound(get_tokenize_limit(session.client.facts.context_length))
+    encode, options = session.client.prompt_encoder.encode_request, _collect_template_options(body, tools)
+    try:
+        async with enter_tokenizer(request_context):
+            return len(await encode(request, request_context.has_large_body, bound, **options))
+    except TextTooLong as error:
+        request_context.translated["input_tokens"] = "at least as many: the prompt is too long to count"
+        return error.min_tokens
 
 
 def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampling]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from enginebay import __version__
 from enginebay.config.sections.server_section import ServerLimits
+from enginebay.server.api.anthropic.anthropic_errors import OVERLOADED_STATUS
 from enginebay.server.api.openapi.operations import EVENT_STREAM, JSON, OPERATIONS, Operation
 from enginebay.server.api.openapi.request_schemas import BODIES, build_request_schemas
 from enginebay.server.api.openapi.response_schemas import build_response_schemas
@@ -66,6 +67,11 @@ STATUS_MEANINGS = {
     503: "Temporarily unavailable: the queue is full, the engine is not available, or the server is stopping.",
     504: "The response took longer than the server allows.",
 }
+# By the name of an error's schema: what its responses mean.
+_ERROR_MEANINGS = {
+    "Error": STATUS_MEANINGS,
+    "AnthropicError": {**STATUS_MEANINGS, OVERLOADED_STATUS: "The queue is full, or the model is not loaded in time."},
+}
 _BODIES_WITH_MODEL = {body.__name__ for body in BODIES if "model" in body.__struct_fields__}
 _PRE_ROUTING_STATUSES = (408, 413, 415, 431)  # refused by the HTTP layer
 
@@ -98,7 +104,11 @@ def build_document(
                 **build_request_schemas(limits, models, embedders, unknown_fields), **build_response_schemas(), "OpenApi": OBJECT,
             },
             "headers": {name: {**header, "schema": STRING} for name, header in RESPONSE_HEADERS.items()},
-            "responses": {f"Error{status}": _build_error(status) for status in STATUS_MEANINGS},
+            "responses": {
+                f"{name}{status}": _build_error(name, status, meaning)
+                for name, meanings in _ERROR_MEANINGS.items()
+                for status, meaning in meanings.items()
+            },
             "securitySchemes": {
                 "key": {
                     "type": "http", "scheme": "bearer",
@@ -135,7 +145,7 @@ def _build_operation(route: Route, operation: Operation, models: tuple[str, ...]
         document["requestBody"] = {"required": True, "content": {JSON: content}}
     document["responses"] = {"200": _build_success(route, operation)}
     for status in _list_error_statuses(route, operation):
-        document["responses"][str(status)] = {"$ref": f"#/components/responses/Error{status}"}
+        document["responses"][str(status)] = {"$ref": f"#/components/responses/{operation.error}{status}"}
     for status, (meaning, schema_name) in operation.extra_responses.items():
         document["responses"][str(status)] = {
             "description": meaning, "headers": _refer_headers("x-request-id"),
@@ -159,6 +169,8 @@ def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
         statuses |= {422}
     if operation.generates:
         statuses |= {502, 504}
+    if operation.error == "AnthropicError":
+        statuses |= {OVERLOADED_STATUS}
     return sorted(statuses - set(operation.extra_responses))
 
 
@@ -187,14 +199,17 @@ def _build_event_schema(name: str) -> Schema:
     return {**obj(fields, ("event",)), "description": "A server-sent event with JSON data."}
 
 
-def _build_error(status: int) -> dict[str, Any]:
+def _build_error(name: str, status: int, meaning: str) -> dict[str, Any]:
     own = [] if status in _PRE_ROUTING_STATUSES else ["x-request-id"]
-    extra = {401: ["www-authenticate"], 429: ["retry-after", *_RATE_LIMIT_HEADERS], 503: ["retry-after"]}.get(
-        status, []
-    )
+    extra = {
+        401: ["www-authenticate"],
+        429: ["retry-after", *_RATE_LIMIT_HEADERS],
+        503: ["retry-after"],
+        OVERLOADED_STATUS: ["retry-after"],
+    }.get(status, [])
     return {
-        "description": STATUS_MEANINGS[status], "headers": _refer_headers(*own, *extra),
-        "content": {JSON: {"schema": ref("Error")}},
+        "description": meaning, "headers": _refer_headers(*own, *extra),
+        "content": {JSON: {"schema": ref(name)}},
     }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ class Operation:
     extra_responses: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # status: description and schema
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by title; without the model
     hidden: bool = False  # an alias of another operation
+    error: str = "Error"  # the schema's name
 
 
 _GENERATION = "Generation"
@@ -81,6 +82,28 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
             "text": {"input": "Say hello in five words.", "max_output_tokens": 32},
             "streamed": {"input": "Say hello in five words.", "max_output_tokens": 32, "stream": True},
         },
+    ),
+    ("POST", "/v1/messages"): Operation(
+        operation_id="createMessage", tag=_GENERATION, summary="Answer a conversation with Anthropic's Messages API",
+        description="For Anthropic's SDKs and Claude Code. The key may come in x-api-key. Fields that cannot change the "
+        "response are listed in the header x-enginebay-ignored. With the header anthropic-version, GET /v1/models answers in "
+        "Anthropic's form.",
+        body="MessagesBody", response="Message", event="MessageEvent", names_model=True, generates=True,
+        error="AnthropicError",
+        examples={
+            "text": _CHAT,
+            "streamed": {**_CHAT, "stream": True},
+            "tools": {
+                "messages": [{"role": "user", "content": "What time is it in Paris?"}], "max_tokens": 128,
+                "tools": [{"name": "get_time", "description": "The time in a city", "input_schema": _CITY}],
+                "tool_choice": {"type": "auto"},
+            },
+        },
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        operation_id="countMessageTokens", tag=_MODELS, summary="Count the tokens of a request to /v1/messages",
+        body="CountTokensBody", response="TokenCount", names_model=True, error="AnthropicError",
+        examples={"text": {"messages": [{"role": "user", "content": "Say hello in five words."}]}},
     ),
     ("POST", "/v1/embeddings"): Operation(
         operation_id="createEmbedding", tag=_GENERATION, summary="Embed texts",

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from enginebay.server.api.openapi.messages_overrides import (
+    MESSAGES_COMPONENTS,
+    MESSAGES_FIELD_DESCRIPTIONS,
+    MESSAGES_FIELD_SCHEMAS,
+)
 from enginebay.server.api.openapi.schema_builders import (
     BOOLEAN,
     NULL,
@@ -141,6 +146,7 @@ INPUT_COMPONENTS: dict[str, Schema] = {
         ),
         description="A message, a thought, a function call, or its output.",
     ),
+    **MESSAGES_COMPONENTS,
 }
 
 # Rules over several fields.
@@ -187,6 +193,7 @@ FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("ResponsesBody", "tools"): array(ref("ResponsesTool")),
     ("ResponsesBody", "tool_choice"): ref("ResponsesToolChoice"),
     ("ResponsesBody", "reasoning"): _REASONING,
+    **MESSAGES_FIELD_SCHEMAS,
 }
 
 
@@ -256,4 +263,5 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "text": "The format of the output text.",
     "format": "Plain text, any JSON object, or JSON that matches a schema.",
     "reasoning": "effort: how much to think. Set in the chat template, or ignored if it has no switch.",
+    **MESSAGES_FIELD_DESCRIPTIONS,
 }

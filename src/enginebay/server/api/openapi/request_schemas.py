@@ -8,6 +8,7 @@ import msgspec
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.server.api.admin import schemas as admin_schemas
+from enginebay.server.api.anthropic.schemas import CountTokensBody, MessagesBody
 from enginebay.server.api.fields.field_rules import FieldRule, Treatment
 from enginebay.server.api.fields.field_table import FIELD_TABLE, STRICT_OBJECTS
 from enginebay.server.api.fields.unknown_fields import list_fields
@@ -25,6 +26,8 @@ BODIES = (
     schemas.CompletionBody,
     schemas.EmbeddingBody,
     schemas.ResponsesBody,
+    MessagesBody,
+    CountTokensBody,
     schemas.TokenizeBody,
     schemas.DetokenizeBody,
     admin_schemas.ModelBody,
@@ -58,6 +61,7 @@ _LIMIT_KEYWORDS = {
     ("*", "n"): ("maximum", "n"),
     ("*", "best_of"): ("maximum", "n"),
     ("*", "stop"): ("maxItems", "stop"),
+    ("*", "stop_sequences"): ("maxItems", "stop"),
     ("*", "stop_token_ids"): ("maxItems", "stop"),
     ("*", "logit_bias"): ("maxProperties", "logit_bias"),
     ("*", "tools"): ("maxItems", "tools"),
@@ -66,6 +70,8 @@ _LIMIT_KEYWORDS = {
     ("*", "max_completion_tokens"): ("maximum", "max_tokens"),
     ("*", "max_output_tokens"): ("maximum", "max_tokens"),
     ("ChatBody", "messages"): ("maxItems", "messages"),
+    ("MessagesBody", "messages"): ("maxItems", "messages"),
+    ("CountTokensBody", "messages"): ("maxItems", "messages"),
     ("ResponsesBody", "input"): ("maxItems", "messages"),
 }
 _KEYWORD_TYPES = {"maximum": "integer", "maxItems": "array", "maxProperties": "object"}

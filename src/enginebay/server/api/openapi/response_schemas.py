@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from enginebay.server.api.admin import schemas as admin
+from enginebay.server.api.anthropic import message_objects as anthropic
 from enginebay.server.api.openai import response_objects as openai
 from enginebay.server.api.openapi.schema_builders import Schema
 from enginebay.server.encoding import error_responses
@@ -19,6 +20,9 @@ _BODIES: tuple[Any, ...] = (
     openai.EmbeddingListObject, openai.ModelListObject, openai.ModelDescriptionObject, openai.TokenizedObject,
     openai.DetokenizedObject, openai.LiveObject, openai.ReadinessObject, openai.ResponseObject,
     openai.ResponseEventObject,
+    anthropic.AnthropicErrorObject, anthropic.MessageObject, anthropic.MessageEventObject, anthropic.TokenCountObject,
+    anthropic.TextBlockObject, anthropic.ThinkingBlockObject, anthropic.ToolUseBlockObject,
+    anthropic.AnthropicModelListObject,
     admin.FleetObject, admin.SwitchesObject, admin.MetersObject, admin.LogLinesObject, admin.ReloadedObject,
     admin.UpgradedObject,
 )  # fmt: skip
