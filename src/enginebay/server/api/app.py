@@ -9,12 +9,13 @@ import time
 import traceback
 from functools import lru_cache
 
-from enginebay.errors import Cancelled, Draining, EnginebayError, RateLimited
+from enginebay.errors import Cancelled, Draining, EnginebayError, Forbidden, RateLimited
+from enginebay.server.api.error_dialects import get_error_encoder
 from enginebay.server.api.routes import find_route
 from enginebay.server.auth.access_control import apply_cors, authenticate, check_local_admin, check_origin
 from enginebay.server.auth.api_keys import Keyring
 from enginebay.server.auth.client_identity import identify_client
-from enginebay.server.encoding.error_responses import build_error_headers, encode_error_body, get_error_row
+from enginebay.server.encoding.error_responses import build_error_headers, get_error_row
 from enginebay.server.encoding.sse_escape import escape_line_separators
 from enginebay.server.http.exchange import CLIENT_CLOSED_REQUEST, Exchange
 from enginebay.server.requests.request_context import RequestContext
@@ -113,9 +114,13 @@ class App:
         if route.scope == "optional":
             request_context.is_anonymous = self._is_anonymous(request_context.exchange)
             return
-        key = request_context.key = authenticate(self.keyring, request_context.exchange.headers, route.scope)
-        if key is None and route.scope == "admin":
-            check_local_admin(request_context.exchange, self._admin_token)
+        try:
+            key = request_context.key = authenticate(self.keyring, request_context.exchange.headers, route.scope)
+            if key is None and route.scope == "admin":
+                check_local_admin(request_context.exchange, self._admin_token)
+        except Forbidden as error:
+            error.hint = f"{error.hint}; or {route.forbidden_hint}" if route.forbidden_hint else error.hint
+            raise
         if key is None or not route.rate_limited or (key.requests_per_minute is None and key.tokens_per_minute is None):
             return
         decision = await self.context.rate_limits.take(key)
@@ -177,13 +182,14 @@ class App:
 
     def _respond_error(self, request_context: RequestContext, error: EnginebayError) -> None:
         request_context.error = error.with_traceback(None)  # a traceback would make a reference cycle
+        encode = get_error_encoder(request_context.exchange.path)
         if request_context.wait_announced and not request_context.exchange.closed:
-            request_context.exchange.end(escape_line_separators(b"data: %b\n\n" % encode_error_body(error)))
+            request_context.exchange.end(escape_line_separators(b"data: %b\n\n" % encode(error)))
         elif request_context.exchange.started:
             request_context.exchange.abort()
         else:
             request_context.exchange.respond(
-                get_error_row(error).status, encode_error_body(error), headers=build_error_headers(error)
+                get_error_row(error).status, encode(error), headers=build_error_headers(error)
             )
 
     def _record_request(self, request_context: RequestContext) -> None:

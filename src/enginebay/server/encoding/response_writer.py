@@ -31,6 +31,8 @@ class ResponseWriter:
     resolves too, and the caller continues it with `resume` or ends it with `fail`.
     """
 
+    encode_error = staticmethod(encode_error_body)  # in the form of the dialect
+
     def __init__(self, exchange: Exchange, session: ModelSession) -> None:
         self.exchange = exchange
         self.session = session
@@ -103,7 +105,7 @@ class ResponseWriter:
         """End the response after the task that awaits `finished` was cancelled, and `finished` with it."""
         if self.no_output_sent and not self.exchange.started:
             self.exchange.respond(
-                get_error_row(error).status, encode_error_body(error), headers=build_error_headers(error)
+                get_error_row(error).status, self.encode_error(error), headers=build_error_headers(error)
             )
         else:
             self.write_failure(error)

@@ -32,6 +32,7 @@ class ChatBody(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
     documents: list[JsonObject] | None = None

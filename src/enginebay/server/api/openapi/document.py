@@ -6,8 +6,9 @@ from typing import Any
 
 from enginebay import __version__
 from enginebay.config.sections.server_section import ServerLimits
-from enginebay.server.api.openapi.operations import EVENT_STREAM, JSON, OPERATIONS, Operation
-from enginebay.server.api.openapi.request_schemas import BODIES, build_request_schemas
+from enginebay.server.api.openapi.ollama_operations import OLLAMA_TAG
+from enginebay.server.api.openapi.operations import EVENT_STREAM, JSON, NDJSON_MEDIA, OPERATIONS, Operation
+from enginebay.server.api.openapi.request_schemas import BODIES, EMBEDDING_BODIES, build_request_schemas
 from enginebay.server.api.openapi.response_schemas import build_response_schemas
 from enginebay.server.api.openapi.schema_builders import OBJECT, STRING, Schema, any_of, const, obj, ref
 from enginebay.server.requests.server_context import Route
@@ -20,6 +21,7 @@ _INTRODUCTION = (
 _TAGS = {
     "Generation": "Generate text and embeddings",
     "Models and tokens": "List models, tokenize and detokenize",
+    OLLAMA_TAG: "The API of Ollama, for its clients",
     "Server": "Health, metrics and documentation",
     "Administration": "Inspect and change the running server; needs a key with the scope admin",
 }
@@ -74,7 +76,7 @@ def build_document(
     for route in routes:
         operation = OPERATIONS[route.method, route.path]
         if not operation.hidden:
-            names = embedders if operation.body == "EmbeddingBody" else models
+            names = embedders if operation.body in EMBEDDING_BODIES else models
             paths.setdefault(route.path, {})[route.method.lower()] = _build_operation(route, operation, names)
     return {
         "openapi": "3.1.0",
@@ -88,7 +90,9 @@ def build_document(
         "components": {
             "schemas": {**build_request_schemas(limits, models, embedders), **build_response_schemas(), "OpenApi": OBJECT},
             "headers": {name: {**header, "schema": STRING} for name, header in RESPONSE_HEADERS.items()},
-            "responses": {f"Error{status}": _build_error(status) for status in STATUS_MEANINGS},
+            "responses": {
+                f"{form}{status}": _build_error(status, form) for form in ("Error", "OllamaError") for status in STATUS_MEANINGS
+            },
             "securitySchemes": {
                 "key": {
                     "type": "http", "scheme": "bearer",
@@ -125,7 +129,8 @@ def _build_operation(route: Route, operation: Operation, models: tuple[str, ...]
         document["requestBody"] = {"required": True, "content": {JSON: content}}
     document["responses"] = {"200": _build_success(route, operation)}
     for status in _list_error_statuses(route, operation):
-        document["responses"][str(status)] = {"$ref": f"#/components/responses/Error{status}"}
+        form = "Error" if status in _PRE_ROUTING_STATUSES else operation.error
+        document["responses"][str(status)] = {"$ref": f"#/components/responses/{form}{status}"}
     for status, (meaning, schema_name) in operation.extra_responses.items():
         document["responses"][str(status)] = {
             "description": meaning, "headers": _refer_headers("x-request-id"),
@@ -145,7 +150,7 @@ def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
         statuses |= {415, 429, 503}
     if route.scope == "admin":
         statuses |= {503}
-    if operation.generates or operation.body == "EmbeddingBody":
+    if operation.generates or operation.body in EMBEDDING_BODIES:
         statuses |= {422}
     if operation.generates:
         statuses |= {502, 504}
@@ -156,12 +161,14 @@ def _build_success(route: Route, operation: Operation) -> dict[str, Any]:
     media: dict[str, Any] = {operation.media: {"schema": ref(operation.response) if operation.response else STRING}}
     if operation.event:
         media[EVENT_STREAM] = {"schema": _build_event_schema(operation.event)}
+    if operation.lines:
+        media[NDJSON_MEDIA] = {"schema": {**STRING, "contentMediaType": JSON, "contentSchema": ref(operation.lines)}}
     names = ["x-request-id"]
     if operation.names_model and route.scope != "admin":
         names += ["x-enginebay-engine", "x-enginebay-replica", "x-enginebay-fallback"]
     if operation.generates:
         names.append("x-enginebay-translated")
-    if operation.generates or operation.body == "EmbeddingBody":
+    if operation.generates or operation.body in EMBEDDING_BODIES:
         names.append("x-enginebay-truncated")
     if route.rate_limited:
         names += _RATE_LIMIT_HEADERS
@@ -175,14 +182,14 @@ def _build_event_schema(name: str) -> Schema:
     return {**obj(fields, ("event",)), "description": "A server-sent event with JSON data."}
 
 
-def _build_error(status: int) -> dict[str, Any]:
+def _build_error(status: int, form: str) -> dict[str, Any]:
     own = [] if status in _PRE_ROUTING_STATUSES else ["x-request-id"]
     extra = {401: ["www-authenticate"], 429: ["retry-after", *_RATE_LIMIT_HEADERS], 503: ["retry-after"]}.get(
         status, []
     )
     return {
         "description": STATUS_MEANINGS[status], "headers": _refer_headers(*own, *extra),
-        "content": {JSON: {"schema": ref("Error")}},
+        "content": {JSON: {"schema": ref(form)}},
     }  # fmt: skip
 
 

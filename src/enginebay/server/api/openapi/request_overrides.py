@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from enginebay.server.api.openapi.ollama_operations import (
+    OLLAMA_COMPONENTS,
+    OLLAMA_FIELD_DESCRIPTIONS,
+    OLLAMA_FIELD_SCHEMAS,
+)
 from enginebay.server.api.openapi.schema_builders import (
     BOOLEAN,
     NULL,
@@ -205,6 +210,7 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "tool_choice": "auto: the model decides. none: no calls. required: at least one call. Or name the function or the allowed functions.",
     "parallel_tool_calls": "Whether the model may make several calls. Enforced only with required calls.",
     "modalities": "Only text is supported.",
+    "enable_thinking": "Whether the model thinks before it answers.",
     "reasoning_effort": "Not supported: use the template's own switch in chat_template_kwargs.",
     "chat_template": "Not supported: a template is code, so only the model's own is used.",
     "chat_template_kwargs": "Variables for the model's chat template, such as enable_thinking.",
@@ -276,3 +282,7 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "conversation": _STATELESS,
     "reasoning": "Not supported: use the template's own switch in chat_template_kwargs.",
 }
+
+INPUT_COMPONENTS |= OLLAMA_COMPONENTS
+FIELD_SCHEMAS |= OLLAMA_FIELD_SCHEMAS
+FIELD_DESCRIPTIONS |= OLLAMA_FIELD_DESCRIPTIONS

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from enginebay.server.api.admin import schemas as admin
+from enginebay.server.api.ollama import schemas as ollama
 from enginebay.server.api.openai import response_objects as openai
 from enginebay.server.api.openapi.schema_builders import Schema
 from enginebay.server.encoding import error_responses
@@ -21,6 +22,9 @@ _BODIES: tuple[Any, ...] = (
     openai.ResponseEventObject,
     admin.FleetObject, admin.SwitchesObject, admin.MetersObject, admin.LogLinesObject, admin.ReloadedObject,
     admin.UpgradedObject,
+    ollama.OllamaErrorObject, ollama.OllamaChatObject, ollama.OllamaGenerateObject, ollama.OllamaEmbedObject,
+    ollama.OllamaEmbeddingsObject, ollama.OllamaModelsObject, ollama.OllamaRunningModelsObject, ollama.OllamaShowObject,
+    ollama.OllamaProgressObject, ollama.OllamaVersionObject,
 )  # fmt: skip
 
 
