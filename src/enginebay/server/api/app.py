@@ -9,7 +9,7 @@ import time
 import traceback
 from functools import lru_cache
 
-from enginebay.errors import Cancelled, Draining, EnginebayError, RateLimited
+from enginebay.errors import Cancelled, Draining, EnginebayError, Forbidden, RateLimited
 from enginebay.server.api.request_dialect import apply_dialect
 from enginebay.server.api.routes import find_route
 from enginebay.server.auth.access_control import apply_cors, authenticate, check_local_admin, check_origin
@@ -114,9 +114,13 @@ class App:
         if route.scope == "optional":
             request_context.is_anonymous = self._is_anonymous(request_context.exchange)
             return
-        key = request_context.key = authenticate(self.keyring, request_context.exchange.headers, route.scope)
-        if key is None and route.scope == "admin":
-            check_local_admin(request_context.exchange, self._admin_token)
+        try:
+            key = request_context.key = authenticate(self.keyring, request_context.exchange.headers, route.scope)
+            if key is None and route.scope == "admin":
+                check_local_admin(request_context.exchange, self._admin_token)
+        except Forbidden as error:
+            error.hint = f"{error.hint}; or {route.forbidden_hint}" if route.forbidden_hint else error.hint
+            raise
         if key is None or not route.rate_limited or (key.requests_per_minute is None and key.tokens_per_minute is None):
             return
         decision = await self.context.rate_limits.take(key)

@@ -6,6 +6,8 @@ from enginebay.errors import MethodNotAllowed, NotFound
 from enginebay.server.api import health_endpoints, model_listing
 from enginebay.server.api.admin import endpoints as admin_endpoints
 from enginebay.server.api.anthropic import messages
+from enginebay.server.api.ollama import embed, generation, model_details, model_pull
+from enginebay.server.api.ollama import endpoints as ollama_endpoints
 from enginebay.server.api.openai import chat_completions, completions, embeddings, model_endpoints, responses
 from enginebay.server.api.openapi import docs_endpoints
 from enginebay.server.requests.server_context import Route
@@ -39,7 +41,20 @@ ROUTES = (
     Route("POST", "/admin/engines/upgrade", admin_endpoints.upgrade, "admin.upgrade", scope="admin"),
     Route("GET", "/openapi.json", docs_endpoints.get_openapi, "docs", scope="optional"),
     Route("GET", "/docs", docs_endpoints.get_docs_page, "docs", scope=None),
-    Route("GET", "/", docs_endpoints.get_docs_page, "docs", scope=None),
+    Route("GET", "/", ollama_endpoints.get_home, "docs", scope=None),
+    Route("POST", "/api/chat", generation.chat, "ollama.chat", rate_limited=True),
+    Route("POST", "/api/generate", generation.generate, "ollama.generate", rate_limited=True),
+    Route("POST", "/api/embed", embed.embed, "ollama.embed", rate_limited=True),
+    Route("POST", "/api/embeddings", embed.embed_prompt, "ollama.embeddings", rate_limited=True),
+    Route("GET", "/api/tags", model_details.list_tags, "ollama.tags"),
+    Route("POST", "/api/show", model_details.show, "ollama.show"),
+    Route("GET", "/api/ps", model_details.list_running, "ollama.ps"),
+    Route("POST", "/api/pull", model_pull.pull, "ollama.pull", scope="admin", forbidden_hint=model_pull.HINT),
+    Route("GET", "/api/version", ollama_endpoints.get_version, "ollama.version", scope=None),
+    Route("POST", "/api/copy", ollama_endpoints.copy, "ollama.copy"),
+    Route("POST", "/api/create", ollama_endpoints.create, "ollama.create"),
+    Route("POST", "/api/push", ollama_endpoints.push, "ollama.push"),
+    Route("DELETE", "/api/delete", ollama_endpoints.delete, "ollama.delete"),
 )
 
 _ROUTES_BY_PATH = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
@@ -59,6 +74,7 @@ def find_route(method: str, path: str) -> Route:
             return _MODEL_ROUTE
         raise MethodNotAllowed(f"{_MODEL_ROUTE.path} does not allow {method[:20]}", "use GET", allowed="GET, HEAD")
     if path in _PATHS:
-        allowed = "GET, HEAD" if ("GET", path) in _ROUTES_BY_PATH else "POST"
+        methods = [known for known, known_path in _ROUTES_BY_PATH if known_path == path]
+        allowed = ", ".join("GET, HEAD" if known == "GET" else known for known in methods)
         raise MethodNotAllowed(f"{path} does not allow {method[:20]}", f"use {allowed}", allowed=allowed)
     raise NotFound(f"not found: {path[:200]!r}", "see /docs for all endpoints")

@@ -60,6 +60,7 @@ class RequestContext:
         "session",
         "started_at",
         "stream",
+        "takes_comments",
         "text_cut",
         "thought_limits",
         "tokenizer_queue",
@@ -96,6 +97,7 @@ class RequestContext:
         self.server: ServerContext | None = None
         self.wait_deadline: float | None = None  # when the wait for the model times out
         self.wait_announced = False  # the stream started with progress comments
+        self.takes_comments = True  # a stream of server-sent events may have some
         self.lora: str | None = None
         self.cache_key = ""  # `prompt_cache_key`: requests that share it likely share a prefix
         self.usage = Usage()
@@ -139,6 +141,8 @@ class RequestContext:
 
     def write_comment(self, text: str) -> None:
         """Write an SSE comment. Start the stream if needed."""
+        if not self.takes_comments:
+            return
         if not self.exchange.started:
             self.wait_announced = True
             self.exchange.start(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})

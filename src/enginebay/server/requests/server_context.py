@@ -40,6 +40,7 @@ class ServerContext:
     max_wait_s: float  # for a model that is not loaded
     routes: tuple[Route, ...]  # every endpoint, for the OpenAPI document
     crash_guard: CrashGuard | None = None
+    offline: bool = False  # never use the network
     tokenizer_queue: AdmissionQueue | None = None  # for large bodies
     draining: bool = False
 
@@ -103,3 +104,4 @@ class Route(NamedTuple):
         "inference"  # the scope a key needs; "any": every key; "optional": a key shows more; None: no key
     )
     rate_limited: bool = False  # counts against the key's rate limits
+    forbidden_hint: str = ""  # what else a caller can do that lacks the scope

@@ -51,6 +51,7 @@ class ServerSetup:
     replicas: Mapping[str, tuple[ReplicaHandle, ...]] = field(default_factory=dict)  # ready now, by variant
     admin_token: str = field(default="", repr=False)  # for /admin without keys
     suspects: tuple[SuspectEvent, ...] = ()  # known at its start
+    offline: bool = False  # never use the network
 
     @property
     def keyless(self) -> bool:
@@ -87,6 +88,7 @@ class ServerInstance:
             max_wait_s=setup.max_wait_s,
             routes=ROUTES,
             crash_guard=self.crash_guard,
+            offline=setup.offline,
             tokenizer_queue=AdmissionQueue(_TOKENIZER_SLOTS, config.limits.queue, config.limits.queue_timeout_s),
         )
         self._app = App(
@@ -149,6 +151,7 @@ class ServerInstance:
         self._setup = setup
         self._context.config = setup.config
         self._context.max_wait_s = setup.max_wait_s
+        self._context.offline = setup.offline
         self._context.catalog = ModelCatalog(entries)
         self._app.keyring, self._app.keyless = setup.keyring, setup.keyless
         self._http.update(_build_http_settings(setup.config))

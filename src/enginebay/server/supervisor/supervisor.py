@@ -199,6 +199,7 @@ class Supervisor:
             {name: list_handles(copies) for name, copies in group_replicas(replicas).items()},
             self._admin_token.text,
             self._suspects.list_events(),
+            config.offline,
         )
 
     def _mark_serving(self) -> None:

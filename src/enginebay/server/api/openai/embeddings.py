@@ -43,14 +43,20 @@ _encode = msgspec.json.Encoder().encode
 async def create_embeddings(context: ServerContext, request_context: RequestContext) -> None:
     body = read_body(EmbeddingBody, context, request_context)
     session, _ = await context.acquire_session(request_context, body.model)
-    _check_capability(session)
+    check_embedding_support(session)
+    embedding = await embed_inputs(request_context, session, body)
+    if request_context.exchange.closed:
+        raise Cancelled("the client closed the connection")
+    request_context.exchange.respond(200, await asyncio.to_thread(_encode_response, body, embedding))
+
+
+async def embed_inputs(request_context: RequestContext, session: ModelSession, body: EmbeddingBody) -> Embedding:
+    """Tokenize the inputs, run the engine, and count the usage."""
     inputs = await _tokenize_inputs(request_context, session, body)
     add_translation_headers(request_context)
     embedding = await _run_embed(request_context, session, inputs)
     request_context.usage = Usage(prompt_tokens=embedding.prompt_tokens)
-    if request_context.exchange.closed:
-        raise Cancelled("the client closed the connection")
-    request_context.exchange.respond(200, await asyncio.to_thread(_encode_response, body, embedding))
+    return embedding
 
 
 async def _run_embed(
@@ -93,7 +99,7 @@ async def _run_embed(
 
 def _encode_response(body: EmbeddingBody, embedding: Embedding) -> bytes:
     encode_vector: Any = to_base64 if body.encoding_format == "base64" else list
-    vectors = [_truncate_vector(vector, body.dimensions) for vector in embedding.vectors]
+    vectors = [truncate_vector(vector, body.dimensions) for vector in embedding.vectors]
     return _encode(
         EmbeddingListObject(
             data=[
@@ -105,7 +111,7 @@ def _encode_response(body: EmbeddingBody, embedding: Embedding) -> bytes:
     )
 
 
-def _check_capability(session: ModelSession) -> None:
+def check_embedding_support(session: ModelSession) -> None:
     if not session.supports("embeddings"):
         raise Unsupported(
             f"{session.name} does not support embeddings",
@@ -149,7 +155,7 @@ def _truncate_tokens(ids: tuple[int, ...], count: int, session: ModelSession) ->
     return ids[:count]
 
 
-def _truncate_vector(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
+def truncate_vector(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
     """Keep the first dimensions and normalize, as Matryoshka models expect."""
     if dimensions is None:
         return vector

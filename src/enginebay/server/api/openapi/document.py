@@ -7,8 +7,9 @@ from typing import Any
 from enginebay import __version__
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.server.api.anthropic.anthropic_errors import OVERLOADED_STATUS
-from enginebay.server.api.openapi.operations import EVENT_STREAM, JSON, OPERATIONS, Operation
-from enginebay.server.api.openapi.request_schemas import BODIES, build_request_schemas
+from enginebay.server.api.openapi.ollama_operations import OLLAMA_TAG
+from enginebay.server.api.openapi.operations import EVENT_STREAM, JSON, NDJSON_MEDIA, OPERATIONS, Operation
+from enginebay.server.api.openapi.request_schemas import BODIES, EMBEDDING_BODIES, build_request_schemas
 from enginebay.server.api.openapi.response_schemas import build_response_schemas
 from enginebay.server.api.openapi.schema_builders import OBJECT, STRING, Schema, any_of, const, obj, ref
 from enginebay.server.requests.server_context import Route
@@ -22,6 +23,7 @@ _INTRODUCTION = (
 _TAGS = {
     "Generation": "Generate text and embeddings",
     "Models and tokens": "List models, tokenize and detokenize",
+    OLLAMA_TAG: "The API of Ollama, for its clients",
     "Server": "Health, metrics and documentation",
     "Administration": "Inspect and change the running server; needs a key with the scope admin",
 }
@@ -70,6 +72,7 @@ STATUS_MEANINGS = {
 # By the name of an error's schema: what its responses mean.
 _ERROR_MEANINGS = {
     "Error": STATUS_MEANINGS,
+    "OllamaError": STATUS_MEANINGS,
     "AnthropicError": {**STATUS_MEANINGS, OVERLOADED_STATUS: "The queue is full, or the model is not loaded in time."},
 }
 _BODIES_WITH_MODEL = {body.__name__ for body in BODIES if "model" in body.__struct_fields__}
@@ -88,7 +91,7 @@ def build_document(
     for route in routes:
         operation = OPERATIONS[route.method, route.path]
         if not operation.hidden:
-            names = embedders if operation.body == "EmbeddingBody" else models
+            names = embedders if operation.body in EMBEDDING_BODIES else models
             paths.setdefault(route.path, {})[route.method.lower()] = _build_operation(route, operation, names)
     return {
         "openapi": "3.1.0",
@@ -165,7 +168,7 @@ def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
         statuses |= {415, 429, 503}
     if route.scope == "admin":
         statuses |= {503}
-    if operation.generates or operation.body == "EmbeddingBody":
+    if operation.generates or operation.body in EMBEDDING_BODIES:
         statuses |= {422}
     if operation.generates:
         statuses |= {502, 504}
@@ -178,6 +181,8 @@ def _build_success(route: Route, operation: Operation) -> dict[str, Any]:
     media: dict[str, Any] = {operation.media: {"schema": ref(operation.response) if operation.response else STRING}}
     if operation.event:
         media[EVENT_STREAM] = {"schema": _build_event_schema(operation.event)}
+    if operation.lines:
+        media[NDJSON_MEDIA] = {"schema": {**STRING, "contentMediaType": JSON, "contentSchema": ref(operation.lines)}}
     names = ["x-request-id"]
     if operation.names_model and route.scope != "admin":
         names += ["x-enginebay-engine", "x-enginebay-replica", "x-enginebay-fallback"]
@@ -185,7 +190,7 @@ def _build_success(route: Route, operation: Operation) -> dict[str, Any]:
         names.append("x-enginebay-translated")
     if operation.body and route.scope != "admin":
         names.append("x-enginebay-ignored")
-    if operation.generates or operation.body == "EmbeddingBody":
+    if operation.generates or operation.body in EMBEDDING_BODIES:
         names.append("x-enginebay-truncated")
     if route.rate_limited:
         names += _RATE_LIMIT_HEADERS

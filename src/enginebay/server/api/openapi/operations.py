@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from enginebay.server.api.openapi.ollama_operations import OLLAMA_OPERATIONS
 from enginebay.server.telemetry.prometheus_text import CONTENT_TYPE
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
+NDJSON_MEDIA = "application/x-ndjson"
 HTML = "text/html; charset=utf-8"
 
 
@@ -23,13 +25,14 @@ class Operation:
     response: str = ""  # the schema's name; empty for text
     media: str = JSON
     event: str = ""  # the schema's name, if the response can be streamed
+    lines: str = ""  # the schema's name, if it can be streamed as lines of JSON
+    error: str = "Error"  # the schema of its errors
     query: tuple[tuple[str, bool, Mapping[str, Any]], ...] = ()  # name, required, description and schema
     names_model: bool = False  # so it can return 404
     generates: bool = False
     extra_responses: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # status: description and schema
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by title; without the model
     hidden: bool = False  # an alias of another operation
-    error: str = "Error"  # the schema's name
 
 
 _GENERATION = "Generation"
@@ -212,4 +215,5 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/openapi.json"): Operation(operation_id="openapi", tag=_SERVER, summary="This document", response="OpenApi"),
     ("GET", "/docs"): Operation(operation_id="docs", tag=_SERVER, summary="This document as a web page", media=HTML),
     ("GET", "/"): Operation(operation_id="home", tag=_SERVER, summary="The same page", media=HTML, hidden=True),
+    **{route: Operation(**fields) for route, fields in OLLAMA_OPERATIONS.items()},
 }  # fmt: skip

@@ -7,6 +7,11 @@ from enginebay.server.api.openapi.messages_overrides import (
     MESSAGES_FIELD_DESCRIPTIONS,
     MESSAGES_FIELD_SCHEMAS,
 )
+from enginebay.server.api.openapi.ollama_operations import (
+    OLLAMA_COMPONENTS,
+    OLLAMA_FIELD_DESCRIPTIONS,
+    OLLAMA_FIELD_SCHEMAS,
+)
 from enginebay.server.api.openapi.schema_builders import (
     BOOLEAN,
     NULL,
@@ -265,3 +270,7 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "reasoning": "effort: how much to think. Set in the chat template, or ignored if it has no switch.",
     **MESSAGES_FIELD_DESCRIPTIONS,
 }
+
+INPUT_COMPONENTS |= OLLAMA_COMPONENTS
+FIELD_SCHEMAS |= OLLAMA_FIELD_SCHEMAS
+FIELD_DESCRIPTIONS |= OLLAMA_FIELD_DESCRIPTIONS

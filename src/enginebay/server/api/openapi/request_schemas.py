@@ -12,6 +12,7 @@ from enginebay.server.api.anthropic.schemas import CountTokensBody, MessagesBody
 from enginebay.server.api.fields.field_rules import FieldRule, Treatment
 from enginebay.server.api.fields.field_table import FIELD_TABLE, STRICT_OBJECTS
 from enginebay.server.api.fields.unknown_fields import list_fields
+from enginebay.server.api.ollama import schemas as ollama_schemas
 from enginebay.server.api.openai import schemas
 from enginebay.server.api.openapi.request_overrides import (
     BODY_RULES,
@@ -35,9 +36,18 @@ BODIES = (
     admin_schemas.AdapterBody,
     admin_schemas.AdapterNameBody,
     admin_schemas.UpgradeBody,
+    ollama_schemas.OllamaChatBody,
+    ollama_schemas.OllamaGenerateBody,
+    ollama_schemas.OllamaEmbedBody,
+    ollama_schemas.OllamaEmbeddingsBody,
+    ollama_schemas.OllamaShowBody,
+    ollama_schemas.OllamaPullBody,
 )
 # Their models are variants (MODEL@ENGINE), not the names that clients use.
 _ADMIN_BODIES = frozenset(body.__name__ for body in BODIES if body.__module__ == admin_schemas.__name__)
+_ANY_MODEL = _ADMIN_BODIES | {"OllamaPullBody"}
+EMBEDDING_BODIES = frozenset({"EmbeddingBody", "OllamaEmbedBody", "OllamaEmbeddingsBody"})
+_NESTED = (ollama_schemas.OllamaOptions,)  # decoded apart from their bodies
 
 
 def _collect_rules() -> dict[tuple[str, str], FieldRule]:
@@ -81,13 +91,13 @@ def build_request_schemas(
     limits: ServerLimits, models: tuple[str, ...], embedders: tuple[str, ...], unknown_fields: str
 ) -> dict[str, Schema]:
     """Return all request body schemas by name. Without models, any model name is allowed."""
-    _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
+    _, components = msgspec.json.schema_components((*BODIES, *_NESTED), ref_template="#/components/schemas/{name}")
     for name, schema in components.items():
         properties = schema.get("properties", {})
         for field in properties:
             properties[field] = _build_field(name, field, properties[field], limits)
-        names = embedders if name == "EmbeddingBody" else models
-        if "model" in properties and names and name not in _ADMIN_BODIES:
+        names = embedders if name in EMBEDDING_BODIES else models
+        if "model" in properties and names and name not in _ANY_MODEL:
             properties["model"] = {"description": FIELD_DESCRIPTIONS["model"], "type": "string", **enum(*names)}
         schema.update(BODY_RULES.get(name, {}))
         if unknown_fields == "ignore" and name not in _ADMIN_BODIES | STRICT_OBJECTS:

@@ -9,6 +9,7 @@ import msgspec
 
 from enginebay.server.api.admin import schemas as admin
 from enginebay.server.api.anthropic import message_objects as anthropic
+from enginebay.server.api.ollama import schemas as ollama
 from enginebay.server.api.openai import response_objects as openai
 from enginebay.server.api.openapi.schema_builders import Schema
 from enginebay.server.encoding import error_responses
@@ -25,6 +26,9 @@ _BODIES: tuple[Any, ...] = (
     anthropic.AnthropicModelListObject,
     admin.FleetObject, admin.SwitchesObject, admin.MetersObject, admin.LogLinesObject, admin.ReloadedObject,
     admin.UpgradedObject,
+    ollama.OllamaErrorObject, ollama.OllamaChatObject, ollama.OllamaGenerateObject, ollama.OllamaEmbedObject,
+    ollama.OllamaEmbeddingsObject, ollama.OllamaModelsObject, ollama.OllamaRunningModelsObject, ollama.OllamaShowObject,
+    ollama.OllamaProgressObject, ollama.OllamaVersionObject,
 )  # fmt: skip
 
 
