@@ -131,7 +131,7 @@ test-all: test-ci
 
 # Each part is run, whatever the one before it found; the result is that of all.
 bench-server: engines
-	failed=0; for part in gateway_comparison process_scaling native_comparison; do \
+	failed=0; for part in gateway_comparison dialect_comparison process_scaling native_comparison; do \
 	  ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.server.$$part || failed=1; done; exit $$failed
 
 # Random hostile requests on every engine, a minute each or ENGINEBAY_FUZZ_S seconds. What they find joins the corpus in tests/hostile.
