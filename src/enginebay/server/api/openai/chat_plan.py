@@ -52,7 +52,11 @@ async def plan_chat(
     note_dropped_thoughts(request_context, session, body.messages)
     extras = _collect_extras(body, tools, session) | switches.extras
     request = GenerateRequest(
-        messages=tools.with_preface(body.messages), sampling=sampling, lora=lora, extras=extras, energy=body.wants_energy
+        messages=tools.with_preface(body.messages),
+        sampling=sampling,
+        lora=lora,
+        extras=extras,
+        energy=body.wants_energy,
     )
     template_options = _collect_template_options(body, tools) | switches.template_options
     try:

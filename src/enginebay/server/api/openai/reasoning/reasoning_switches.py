@@ -153,7 +153,9 @@ class _Translator:
                 f"use one of {', '.join(EFFORTS)}",
                 param=self.fields.effort_param,
             )
-        nearest = sorted(EFFORTS, key=lambda other: (abs(EFFORTS.index(other) - EFFORTS.index(effort)), other not in known))
+        nearest = sorted(
+            EFFORTS, key=lambda other: (abs(EFFORTS.index(other) - EFFORTS.index(effort)), other not in known)
+        )
         if not known:
             return next(other for other in nearest if other in _USUAL_EFFORTS)
         accepted = (other for other in nearest if _accepts_effort(self.renderer, self.template, other))

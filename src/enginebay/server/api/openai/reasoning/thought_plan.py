@@ -116,9 +116,7 @@ async def _limit_thought(
     return replace(prepared, sampling=replace(sampling, guided=None, stop=stop)), prompt_end
 
 
-def _encode(
-    known: Mapping[str, Sequence[int]], encode: Callable[[str], Sequence[int]], text: str
-) -> Sequence[int]:
+def _encode(known: Mapping[str, Sequence[int]], encode: Callable[[str], Sequence[int]], text: str) -> Sequence[int]:
     return known[text] if text in known else encode(text)
 
 
