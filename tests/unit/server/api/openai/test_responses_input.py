@@ -95,7 +95,13 @@ def test_calls_of_one_turn_are_one_message_and_outputs_get_their_name() -> None:
 
 
 def thought(text: str = "hm", **fields: Any) -> dict[str, Any]:
-    return {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": text}], **fields}
+    return {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        **fields,
+    }
 
 
 def test_a_thought_belongs_to_the_turn_that_follows_it() -> None:
