@@ -10,7 +10,7 @@ The joined events do not depend on how the text was split. Tags are dropped, and
 start of an output; a tag in the answer is text.
 """
 
-from enginebay.text.reasoning.format_registry import (
+from enginebay.text.reasoning.reasoning_formats import (
     NO_REASONING,
     REASONING_FORMATS,
     ReasoningFormat,

@@ -10,23 +10,26 @@ from enginebay.errors import InvalidRequest
 from enginebay.text.chat.chat_renderer import ChatRenderer
 from enginebay.text.reasoning.reasoning_history import ReasoningSlot, find_reasoning_slot
 
-LOOP = "{% for m in messages %}[{{ m.role }}]%s{% endfor %}"
-FIELD = LOOP % "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
-OTHER_FIELD = LOOP % "{% if m['reasoning'] is string %}({{ m['reasoning'] }}){% endif %}{{ m.content }}"
-GET = LOOP % "<think>{{ m.get('reasoning_content', '') }}</think>{{ m.content }}"
-THINKING = (
-    LOOP
-    % """{% if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}{% endif %}
+
+def loop(body: str) -> str:
+    return "{% for m in messages %}[{{ m.role }}]" + body + "{% endfor %}"
+
+
+FIELD = loop("{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}")
+OTHER_FIELD = loop("{% if m['reasoning'] is string %}({{ m['reasoning'] }}){% endif %}{{ m.content }}")
+GET = loop("<think>{{ m.get('reasoning_content', '') }}</think>{{ m.content }}")
+THINKING = loop(
+    """{% if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}{% endif %}
 {%- if "thinking" in m %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}{{ m.content }}"""
 )
-PARTS = LOOP % (
+PARTS = loop(
     "{% if m.content is string %}{{ m.content }}{% else %}{% for block in m['content'] %}{% if block['type'] == 'text' %}{{ block['text'] }}"
     "{% elif block['type'] == 'thinking' %}[THINK]{{ block['thinking'] }}[/THINK]{% endif %}{% endfor %}{% endif %}"
 )
-LAST_ONLY = LOOP % (
+LAST_ONLY = loop(
     "{% set c = m.content %}{% if not loop.last %}{% set c = m.content.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ c }}"
 )
-PLAIN = LOOP % "{{ m.content }}"
+PLAIN = loop("{{ m.content }}")
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import ContextOverflow, EnginebayError, InvalidRequest, Unsupported
+from enginebay.server.api.openai.encoders.responses_output import encrypt_thought
 from enginebay.server.api.openai.responses_input import (
     check_stream_options,
     note_includes,
@@ -94,10 +95,45 @@ def test_calls_of_one_turn_are_one_message_and_outputs_get_their_name() -> None:
     ]
 
 
+def thought(text: str = "hm", **fields: Any) -> dict[str, Any]:
+    return {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        **fields,
+    }
+
+
+def test_a_thought_belongs_to_the_turn_that_follows_it() -> None:
+    user = {"role": "user", "content": "?"}
+    answer = {"type": "message", "role": "assistant", "content": "yes"}
+    assert translate([user, thought(), answer])[1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    called = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [chat_call("c1")]}
+    assert translate([user, thought(), call("c1")])[1] == called
+    both = translate([user, thought("one"), thought("two"), answer, call("c1")])
+    assert len(both) == 2 and both[1]["reasoning_content"] == "one\n\ntwo" and both[1]["content"] == "yes"
+    assert translate([user, thought(), user]) == [user, user], "its turn was cut off"
+
+
+def test_a_thought_comes_back_in_each_of_its_forms() -> None:
+    answer = {"type": "message", "role": "assistant", "content": "yes"}
+    summary = [{"type": "summary_text", "text": "short"}]
+    assert translate([thought(content=None, summary=summary), answer])[0]["reasoning_content"] == "short"
+    encrypted = thought(content=None, encrypted_content=encrypt_thought("größer"))
+    assert translate([encrypted, answer])[0]["reasoning_content"] == "größer"
+    for foreign in ("gAAAAAB", "enginebay:%%%", "enginebay:/w=="):
+        assert translate([thought(content=None, encrypted_content=foreign), answer]) == [
+            {"role": "assistant", "content": "yes"}
+        ]
+
+
 @pytest.mark.parametrize(
     ("item", "error", "message"),
     [
-        ({"type": "reasoning", "summary": []}, Unsupported, "'reasoning'"),
+        ({"type": "reasoning", "summary": []}, InvalidRequest, "no message"),
+        ({"type": "reasoning", "summary": "x"}, InvalidRequest, "input[0].summary is not a list"),
+        ({"type": "reasoning", "content": [{"type": "text", "text": "x"}]}, InvalidRequest, "input[0].content[0]"),
         ({"type": "item_reference", "id": "x"}, Unsupported, "is an item_reference"),
         ({"role": "user", "content": [{"type": "input_image"}]}, Unsupported, "input[0].content[0]"),
         ({"role": "user", "content": [{"type": "input_text"}]}, InvalidRequest, "has no text"),
