@@ -1,8 +1,8 @@
-// One scenario of the Anthropic Node SDK against a server: `node messages.mjs URL SCENARIO` prints what came of it as JSON.
+// The Anthropic Node SDK against a server: `node messages.mjs URL all` prints what came of each scenario as JSON.
 
 import Anthropic from '@anthropic-ai/sdk';
 
-const [url, scenario] = process.argv.slice(2);
+const [url] = process.argv.slice(2);
 const client = new Anthropic({ baseURL: url, apiKey: 'none', maxRetries: 0, timeout: 60_000 });
 const model = 'text';
 
@@ -63,4 +63,6 @@ const scenarios = {
   },
 };
 
-console.log(JSON.stringify(await scenarios[scenario]()));
+const outcomes = {};
+for (const [name, play] of Object.entries(scenarios)) outcomes[name] = await play();
+console.log(JSON.stringify(outcomes));

@@ -105,26 +105,21 @@ def test_leaving_a_stream_frees_the_engine(server: BayProcess) -> None:
 # Anthropic's SDK
 
 
-def test_a_message(server: BayProcess) -> None:
-    heard = play(server, "stream", "messages.mjs")
-    assert "".join(heard["pieces"]) == heard["text"] == HELLO and heard["reason"] == "end_turn"
-    assert heard["kinds"][0] == "message_start" and heard["kinds"][-1] == "message_stop"
-    assert play(server, "create", "messages.mjs") == {key: heard[key] for key in ("text", "reason", "usage")}
-    assert play(server, "count", "messages.mjs") == {"input_tokens": heard["usage"]["input_tokens"]}
-
-
-def test_tools_of_a_message(server: BayProcess) -> None:
-    heard = play(server, "tools", "messages.mjs")
-    assert heard["call"]["name"] == "get_weather" and heard["call"]["input"] == {"city": "Århus"}
-    assert "".join(heard["deltas"]) == '{"city": "Århus"}'
-    assert heard["reasons"] == ["tool_use", "end_turn"] and heard["text"] == SCRIPTS["18 degrees"]
-
-
-def test_models_and_errors_of_messages(server: BayProcess) -> None:
-    assert play(server, "models", "messages.mjs") == {"ids": ["text", "vectors"], "one": "text"}
-    heard = play(server, "error", "messages.mjs")
-    assert (heard["name"], heard["status"]) == ("NotFoundError", 404)
-    assert heard["body"]["error"]["type"] == "not_found_error" and heard["requestID"] == heard["body"]["request_id"]
+def test_messages(server: BayProcess) -> None:
+    heard = play(server, "all", "messages.mjs")
+    streamed = heard["stream"]
+    assert "".join(streamed["pieces"]) == streamed["text"] == HELLO and streamed["reason"] == "end_turn"
+    assert streamed["kinds"][0] == "message_start" and streamed["kinds"][-1] == "message_stop"
+    assert heard["create"] == {key: streamed[key] for key in ("text", "reason", "usage")}
+    assert heard["count"] == {"input_tokens": streamed["usage"]["input_tokens"]}
+    tools = heard["tools"]
+    assert tools["call"]["name"] == "get_weather" and tools["call"]["input"] == {"city": "Århus"}
+    assert "".join(tools["deltas"]) == '{"city": "Århus"}'
+    assert tools["reasons"] == ["tool_use", "end_turn"] and tools["text"] == SCRIPTS["18 degrees"]
+    assert heard["models"] == {"ids": ["text", "vectors"], "one": "text"}
+    error = heard["error"]
+    assert (error["name"], error["status"]) == ("NotFoundError", 404)
+    assert error["body"]["error"]["type"] == "not_found_error" and error["requestID"] == error["body"]["request_id"]
 
 
 def _running(server: BayProcess) -> float:
