@@ -53,7 +53,7 @@ lock-engines: install
 serve: install
 	$(BAY) serve $(MODEL) $(if $(PORT),--port $(PORT))
 
-# The OpenAI Node SDK, for the tests; node itself comes with the development dependencies.
+# The Node SDKs, for the tests; node itself comes with the development dependencies.
 node: $(VENV)/.node
 
 $(VENV)/.node: $(VENV)/.dev tests/node/package-lock.json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay.errors import MethodNotAllowed, NotFound
-from enginebay.server.api import health_endpoints, model_listing
+from enginebay.server.api import health_endpoints, model_routes
 from enginebay.server.api.admin import endpoints as admin_endpoints
 from enginebay.server.api.anthropic import messages
 from enginebay.server.api.ollama import embed, generation, model_details, model_pull
@@ -19,8 +19,8 @@ ROUTES = (
     Route("POST", "/v1/responses", responses.create_response, "responses", rate_limited=True),
     Route("POST", "/v1/messages", messages.create_message, "messages", rate_limited=True),
     Route("POST", "/v1/messages/count_tokens", messages.count_tokens, "messages.count_tokens", rate_limited=True),
-    Route("GET", "/v1/models", model_listing.list_models, "models"),
-    Route("GET", "/v1/models/{id}", model_listing.get_model, "models"),
+    Route("GET", "/v1/models", model_routes.list_models, "models"),
+    Route("GET", "/v1/models/{id}", model_routes.get_model, "models"),
     Route("POST", "/tokenize", model_endpoints.tokenize, "tokenize", rate_limited=True),
     Route("POST", "/detokenize", model_endpoints.detokenize, "detokenize", rate_limited=True),
     Route("GET", "/health", health_endpoints.get_readiness, "health", scope="optional"),

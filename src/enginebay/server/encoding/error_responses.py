@@ -137,7 +137,8 @@ _REFUSALS = {401: errors.Unauthorized, 429: errors.RateLimited, 503: Overloaded}
 
 def make_refusal(status: int, message: str, limit: str = "") -> EnginebayError:
     """Return the error of a refusal by the HTTP layer. `limit`: the exceeded setting, if any."""
-    return _REFUSALS.get(status, InvalidRequest)(message, format_limit_hint(limit) if limit else "")
+    kind: type[EnginebayError] = _REFUSALS.get(status, InvalidRequest)
+    return kind(message, format_limit_hint(limit) if limit else "")
 
 
 def encode_refusal(status: int, message: str, limit: str = "") -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import cast
 
 import msgspec
 
@@ -48,7 +47,7 @@ class AnthropicErrorForm:
 
     def encode_refusal(self, error: EnginebayError, status: int) -> bytes:
         """Encode an error whose status is not its usual one."""
-        kind = _TYPES.get(status, cast("ErrorType", "invalid_request_error"))
+        kind = _TYPES.get(status, "invalid_request_error")
         detail = AnthropicErrorDetailObject(kind, _format_message(error), error.param)
         return _encode(AnthropicErrorObject(error=detail, request_id=self._request_id))
 

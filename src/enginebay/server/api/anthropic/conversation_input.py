@@ -107,7 +107,7 @@ class _Conversation:
             self._messages[0]["content"] += f"\n\n{text}"
         else:
             self._notes.translate(name, "sent as the user's: chat templates accept one system message, at the start")
-            self._add_parts([{"type": "text", "text": f"<system>\n{text}\n</system>"}])
+            self._add_parts([{"type": "text", "text": f"<system-reminder>\n{text}\n</system-reminder>"}])
 
     def finish(self) -> list[dict[str, Any]]:
         if not self._messages:

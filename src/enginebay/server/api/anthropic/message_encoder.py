@@ -194,7 +194,7 @@ class MessageEventEncoder:
     def encode_texts(self, texts: Sequence[str]) -> bytes:
         """Encode one event per text, none of which is empty."""
         if self._open is None or self._open.kind != "text":
-            return self.encode_event(AnswerText("".join(texts)))
+            return b"".join([self.encode_event(AnswerText(text)) for text in texts])
         return self._text_prefix + self._text_separator.join(map(_encode, texts)) + self._text_suffix
 
     def encode_event(self, event: OutputEvent) -> bytes:
