@@ -67,9 +67,7 @@ async def embed_prompt(context: ServerContext, request_context: RequestContext) 
     await keep_alive.apply()
 
 
-async def _acquire_embedder(
-    context: ServerContext, request_context: RequestContext, body: OllamaBody
-) -> ModelSession:
+async def _acquire_embedder(context: ServerContext, request_context: RequestContext, body: OllamaBody) -> ModelSession:
     options = ollama_input.read_options(body.options, request_context.ignored)
     for name in options.__struct_fields__:
         if getattr(options, name) is not None:

@@ -31,7 +31,9 @@ async def get_version(context: ServerContext, request_context: RequestContext) -
 async def get_home(context: ServerContext, request_context: RequestContext) -> None:
     """Show the documentation, or Ollama's sign of life to its clients, which probe for it."""
     exchange = request_context.exchange
-    if exchange.headers.get("user-agent", "").lower().startswith("ollama") or _wants_text(exchange.headers.get("accept", "")):
+    if exchange.headers.get("user-agent", "").lower().startswith("ollama") or _wants_text(
+        exchange.headers.get("accept", "")
+    ):
         exchange.respond(200, _ALIVE, "text/plain; charset=utf-8")
     else:
         await get_docs_page(context, request_context)
@@ -43,7 +45,9 @@ def _wants_text(accept: str) -> bool:
 
 def _make_refusal(command: str) -> RouteHandler:
     async def refuse(context: ServerContext, request_context: RequestContext) -> None:
-        raise Unsupported(f"/api/{command} is not supported: the configuration says which models there are", _ALTERNATIVES[command])
+        raise Unsupported(
+            f"/api/{command} is not supported: the configuration says which models there are", _ALTERNATIVES[command]
+        )
 
     return refuse
 

@@ -68,7 +68,10 @@ async def generate(context: ServerContext, request_context: RequestContext) -> N
 
 
 def _start_call(
-    context: ServerContext, request_context: RequestContext, body: OllamaOutputBody, endpoint: Literal["chat", "generate"]
+    context: ServerContext,
+    request_context: RequestContext,
+    body: OllamaOutputBody,
+    endpoint: Literal["chat", "generate"],
 ) -> OllamaCall:
     request_context.takes_comments = False  # its streams are lines of JSON
     request_context.stream = body.stream is not False

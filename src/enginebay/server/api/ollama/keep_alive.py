@@ -64,5 +64,7 @@ class KeepAlivePlan:
     async def unload(self, model: str) -> None:
         """Unload the model. Raise `Forbidden` without the right to."""
         if not self._allowed:
-            raise Forbidden(f"keep_alive {FORBIDDEN}", "use such a key, or `bay unload` on the server's host", param="keep_alive")
+            raise Forbidden(
+                f"keep_alive {FORBIDDEN}", "use such a key, or `bay unload` on the server's host", param="keep_alive"
+            )
         await self._context.fleet.run_admin_command("unload", {"model": model})

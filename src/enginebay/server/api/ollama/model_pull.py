@@ -145,7 +145,9 @@ class PullRun(ProgressSink):
         if self._label and state != self._reported:
             self._reported = state
             digest = hashlib.sha256(f"{self.source} {self._label}".encode()).hexdigest()  # by which clients group them
-            progress = OllamaProgressObject(status=self._label, digest=f"sha256:{digest}", completed=max(0, self._completed))
+            progress = OllamaProgressObject(
+                status=self._label, digest=f"sha256:{digest}", completed=max(0, self._completed)
+            )
             if self._total is not None:
                 progress.total = self._total
             lines.append(_encode(progress))

@@ -77,15 +77,20 @@ class OllamaEncoder:
     def encode_empty(self, done_reason: Literal["load", "unload"]) -> bytes:
         """Encode the response to a request that only loads or unloads the model."""
         duration = to_nanoseconds(time.perf_counter() - self.received_at)
-        fields = {"done": True, "done_reason": done_reason, "total_duration": duration, "load_duration": duration}
+        fields: dict[str, Any] = {
+            "done": True,
+            "done_reason": done_reason,
+            "total_duration": duration,
+            "load_duration": duration,
+        }
         return _encode(self._build_object("", **fields))
 
     def _build_object(
         self, text: str, thinking: str = "", calls: Sequence[schemas.OllamaToolCallObject] = (), **fields: Any
     ) -> schemas.OllamaOutputObject:
-        output = {"thinking": thinking or UNSET, "tool_calls": list(calls) or UNSET}
+        output: dict[str, Any] = {"thinking": thinking or UNSET, "tool_calls": list(calls) or UNSET}
         created_at = format_time(time.time()) if fields.get("done") else self.created_at
-        shared = {"model": self.model, "created_at": created_at, **{"done": False, **fields}}
+        shared = {"model": self.model, "created_at": created_at, "done": False, **fields}
         if self.endpoint == "chat":
             return schemas.OllamaChatObject(message=schemas.OllamaMessageObject(content=text, **output), **shared)
         return schemas.OllamaGenerateObject(response=text, **output, **shared)
@@ -152,9 +157,7 @@ class OllamaEncoder:
         return self._encode_line(**self._build_ending(usage, timing))
 
 
-def _build_calls(
-    calls: Sequence[ToolCallState], start: int
-) -> tuple[list[schemas.OllamaToolCallObject], list[str]]:
+def _build_calls(calls: Sequence[ToolCallState], start: int) -> tuple[list[schemas.OllamaToolCallObject], list[str]]:
     """Return the calls from `start` on, and as text those whose arguments are no object: the output was cut off."""
     built, cut = [], []
     for index, call in enumerate(calls[start:], start):

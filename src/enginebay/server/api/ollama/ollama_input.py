@@ -61,7 +61,9 @@ def read_options(raw: JsonObject | None, ignored: Notes) -> OllamaOptions:
         raise InvalidRequest(f"options.{error.message}", error.hint, param=f"options.{error.param}") from None
 
 
-def note_options(options: OllamaOptions, body: OllamaOutputBody, context_length: int, ignored: Notes, translated: Notes) -> None:
+def note_options(
+    options: OllamaOptions, body: OllamaOutputBody, context_length: int, ignored: Notes, translated: Notes
+) -> None:
     """Note what has no effect, or another one than in Ollama."""
     if options.num_ctx:
         ignored["options.num_ctx"] = f"the configuration sets the context, which is {context_length} tokens"
@@ -87,7 +89,9 @@ def to_generate_chat(body: OllamaGenerateBody, options: OllamaOptions) -> ChatBo
 
 def check_unsupported_fields(body: OllamaGenerateBody) -> None:
     if body.suffix:
-        raise Unsupported("suffix is not supported", "remove suffix, or put both parts into a raw prompt", param="suffix")
+        raise Unsupported(
+            "suffix is not supported", "remove suffix, or put both parts into a raw prompt", param="suffix"
+        )
     if body.template:
         raise Unsupported(
             "custom templates are not allowed: a template is code",
@@ -190,7 +194,9 @@ def _translate_calls(value: Any, number: int, where: str, calls: list[tuple[str,
             message = f"{where}.tool_calls[{index}] has no function with a name"
             raise InvalidRequest(message, 'use {"function": {"name": "...", "arguments": {...}}}', param="messages")
         given = call.get("id")
-        call_id = given if isinstance(given, str) and given else f"c{number % 10**4:04}{index % 10**4:04}"  # nine: Mistral's
+        call_id = (
+            given if isinstance(given, str) and given else f"c{number % 10**4:04}{index % 10**4:04}"
+        )  # nine: Mistral's
         arguments = function.get("arguments")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
         calls.append((call_id, function["name"]))

@@ -35,7 +35,9 @@ class OllamaOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: MinP | None = None
     seed: Seed | None = None
     num_predict: (
-        Annotated[int, Meta(ge=-2, le=10_000_000, description="Generate at most this many tokens; 0 and below: no limit")]
+        Annotated[
+            int, Meta(ge=-2, le=10_000_000, description="Generate at most this many tokens; 0 and below: no limit")
+        ]
         | None
     ) = None
     stop: NonEmptyText | list[NonEmptyText] | None = None
@@ -162,7 +164,8 @@ class OllamaOutputObject(Struct, kw_only=True):
     logprobs: list[OllamaLogprobObject] | UnsetType = UNSET
     total_duration: Annotated[NonNegative | UnsetType, about("Nanoseconds since the request's receipt.")] = UNSET
     load_duration: Annotated[
-        NonNegative | UnsetType, about("Nanoseconds until its submission to the engine: loading the model, and the queue.")
+        NonNegative | UnsetType,
+        about("Nanoseconds until its submission to the engine: loading the model, and the queue."),
     ] = UNSET
     prompt_eval_count: Annotated[NonNegative | UnsetType, about("Prompt tokens, by the engine.")] = UNSET
     prompt_eval_duration: Annotated[NonNegative | UnsetType, about("Nanoseconds until the first token.")] = UNSET
