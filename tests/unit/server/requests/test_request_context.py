@@ -21,7 +21,12 @@ def test_it_starts_when_the_request_was_received() -> None:
 def test_comments_are_for_server_sent_events_only(takes_comments: bool) -> None:
     written: list[bytes] = []
     exchange: Any = SimpleNamespace(
-        headers={}, received_at=0.0, started=False, add_header=lambda *_: None, start=lambda *_: None, write=written.append
+        headers={},
+        received_at=0.0,
+        started=False,
+        add_header=lambda *_: None,
+        start=lambda *_: None,
+        write=written.append,
     )
     request_context = RequestContext(exchange, "chat", "id")
     request_context.takes_comments = takes_comments

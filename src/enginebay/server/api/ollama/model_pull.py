@@ -12,7 +12,7 @@ import msgspec
 from enginebay.errors import Cancelled, EnginebayError, FetchFailed, InvalidRequest, Overloaded, Unsupported, UsageError
 from enginebay.models import KNOWN_MODELS, ModelStore
 from enginebay.models.model_manifest import StoredModel
-from enginebay.models.model_sources import parse_source
+from enginebay.models.model_sources import HfSource, parse_source
 from enginebay.server.api.admin.endpoints import encode_full_error
 from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.ollama.model_details import get_name
@@ -47,9 +47,11 @@ def parse_pull_source(name: str) -> str:
             param="model",
         )
     try:
-        parse_source(source)
+        parsed = parse_source(source)
     except UsageError as error:
         raise InvalidRequest(error.message[:200], error.hint, param="model") from None
+    if not isinstance(parsed, HfSource) or not all(part.strip(".") for part in parsed.repo.split("/")):
+        raise InvalidRequest(f"{name[:100]!r} is not a repository", "use hf:org/name", param="model")
     return source
 
 

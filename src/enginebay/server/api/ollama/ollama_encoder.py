@@ -92,13 +92,18 @@ class OllamaEncoder:
     def encode_empty(self, done_reason: Literal["load", "unload"]) -> bytes:
         """Encode the response to a request that only loads or unloads the model."""
         duration = to_nanoseconds(time.perf_counter() - self.received_at)
-        fields = {"done": True, "done_reason": done_reason, "total_duration": duration, "load_duration": duration}
+        fields: dict[str, Any] = {
+            "done": True,
+            "done_reason": done_reason,
+            "total_duration": duration,
+            "load_duration": duration,
+        }
         return _encode(self._build_object("", **fields))
 
     def _build_object(
         self, text: str, thinking: str = "", calls: Sequence[schemas.OllamaToolCallObject] = (), **fields: Any
     ) -> schemas.OllamaOutputObject:
-        output = {"thinking": thinking or UNSET, "tool_calls": list(calls) or UNSET}
+        output: dict[str, Any] = {"thinking": thinking or UNSET, "tool_calls": list(calls) or UNSET}
         created_at = format_time(time.time()) if fields.get("done") else self.created_at
         shared = {"model": self.model, "created_at": created_at, "done": False, **fields}
         if self.endpoint == "chat":

@@ -48,7 +48,10 @@ def make_encoder(endpoint: Literal["chat", "generate"] = "chat", logprobs: bool 
 
 
 def start(
-    stream: bool, parser: OutputEventParser | None = None, endpoint: Literal["chat", "generate"] = "chat", logprobs: bool = False
+    stream: bool,
+    parser: OutputEventParser | None = None,
+    endpoint: Literal["chat", "generate"] = "chat",
+    logprobs: bool = False,
 ) -> tuple[Any, Connection]:
     connection, choice, encoder = Connection(), ChoiceState(0, parser), make_encoder(endpoint, logprobs)
     exchange: Any = connection

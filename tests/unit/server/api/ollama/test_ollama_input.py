@@ -57,7 +57,7 @@ def test_other_options_are_ignored_by_name() -> None:
         ({"temperature": "hot"}, "options.temperature", "options.temperature"),
         ({"num_predict": -3}, "options.num_predict", "options.num_predict"),
         ({"num_predict": 10**40}, "options.num_predict", "options.num_predict"),
-        ({"stop": [""]}, "options.stop[...]", "options.stop"),
+        ({"stop": [""]}, "options.stop[0]", "options.stop"),
         ({f"qqq{number}zzz": 1 for number in range(17)}, "options", "17 unknown"),
     ],
 )
