@@ -22,7 +22,9 @@ def note_reasoning_switches(body: ChatBody, ignored: dict[str, str], translated:
     if body.thinking is not None:
         enabled = _read_thinking(body.thinking)
         if enabled is None or body.enable_thinking not in (None, enabled):
-            ignored["thinking"] = "neither enabled nor disabled" if enabled is None else "enable_thinking says otherwise"
+            ignored["thinking"] = (
+                "neither enabled nor disabled" if enabled is None else "enable_thinking says otherwise"
+            )
         else:
             body.enable_thinking = enabled
             translated["thinking"] = _describe("ChatBody", "thinking")

@@ -141,7 +141,6 @@ async def _tokenize_inputs(
     return inputs
 
 
-
 def _truncate_tokens(ids: tuple[int, ...], count: int, session: ModelSession) -> tuple[int, ...]:
     """Keep the first tokens, and the special token at the end if there is one."""
     tokenizer = session.client.prompt_encoder.tokenizer

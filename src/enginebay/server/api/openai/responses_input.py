@@ -126,9 +126,7 @@ def _to_named_tool(tool: Any, where: str, hint: str) -> dict[str, Any]:
 # Input to messages
 
 
-def to_chat_messages(
-    body: ResponsesBody, limits: ServerLimits, unknown: UnknownFields = None
-) -> list[dict[str, Any]]:
+def to_chat_messages(body: ResponsesBody, limits: ServerLimits, unknown: UnknownFields = None) -> list[dict[str, Any]]:
     """Translate instructions and input to the messages of a chat."""
     items: Sequence[Any] = body.input if not isinstance(body.input, str) else [{"role": "user", "content": body.input}]
     if len(items) > limits.messages:
@@ -169,9 +167,7 @@ def _add_item(
         )
 
 
-def _add_message(
-    item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], unknown: UnknownFields
-) -> None:
+def _add_message(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], unknown: UnknownFields) -> None:
     role = item.get("role")
     if role not in _ROLES:
         raise _make_input_error(f"{where}.role is {_describe_value(role)}", f"use one of {', '.join(_ROLES)}")

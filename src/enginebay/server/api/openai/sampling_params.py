@@ -52,7 +52,11 @@ def read_sampling(
         values["max_tokens"] = limits.max_tokens
     elif max_tokens is not None:
         if max_tokens < 1:
-            raise InvalidRequest(f"{max_tokens_param} is {max_tokens}", "use at least 1, or -1 for the whole context", param=max_tokens_param)
+            raise InvalidRequest(
+                f"{max_tokens_param} is {max_tokens}",
+                "use at least 1, or -1 for the whole context",
+                param=max_tokens_param,
+            )
         if limits.max_tokens is not None and max_tokens > limits.max_tokens:
             raise make_limit_error(f"{max_tokens_param} is {max_tokens}", limits, "max_tokens", max_tokens_param)
         values["max_tokens"] = min(max_tokens, int(RANGES["max_tokens"][1]))
@@ -219,4 +223,3 @@ def check_stream_options(body: GenerationFields) -> None:
         return
     if not body.stream:
         raise InvalidRequest("stream_options requires stream", "set stream to true", param="stream_options")
-

@@ -33,7 +33,9 @@ async def get_openapi(context: ServerContext, request_context: RequestContext) -
     generators = tuple(name for name, entry in entries.items() if entry.route.task == "generate")
     if request_context.is_anonymous:  # names of models are not for everybody
         generators = embedders = ()
-    document = _render_document(context.routes, context.config.limits, generators or embedders, embedders, context.config.unknown_fields)
+    document = _render_document(
+        context.routes, context.config.limits, generators or embedders, embedders, context.config.unknown_fields
+    )
     request_context.exchange.respond(200, document)
 
 

@@ -99,9 +99,7 @@ def _build_field(body: str, field: str, schema: Schema, limits: ServerLimits) ->
     return {"description": description, **schema, **(treatment if body in _BODIES_WITH_RULES else {})}
 
 
-def _build_field_schema(
-    body: str, field: str, schema: Schema, limits: ServerLimits, rule: FieldRule | None
-) -> Schema:
+def _build_field_schema(body: str, field: str, schema: Schema, limits: ServerLimits, rule: FieldRule | None) -> Schema:
     if rule is not None and rule.treatment is Treatment.REFUSED:
         return {**enum(*rule.neutral, None), "default": None}
     override = FIELD_SCHEMAS.get((body, field)) or FIELD_SCHEMAS.get(("*", field))

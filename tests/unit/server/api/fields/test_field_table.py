@@ -117,9 +117,7 @@ def test_an_ordinary_request_names_nothing() -> None:
 
 def test_the_documentation_shows_the_table() -> None:
     text = PAGE.read_text()
-    assert update_page(text) == text, (
-        "run: python -m enginebay.server.api.fields.field_listing --write docs/server.md"
-    )
+    assert update_page(text) == text, "run: python -m enginebay.server.api.fields.field_listing --write docs/server.md"
     assert text.count("| `verbosity` | chat | ignored |") == 1
 
 

@@ -63,7 +63,9 @@ def test_enable_thinking_too_unless_the_template_options_say_otherwise() -> None
     assert body.chat_template_kwargs == {"enable_thinking": True}
 
 
-@pytest.mark.parametrize("fields", [{"thinking": "maybe"}, {"thinking": {}}, {"thinking": True, "enable_thinking": False}])
+@pytest.mark.parametrize(
+    "fields", [{"thinking": "maybe"}, {"thinking": {}}, {"thinking": True, "enable_thinking": False}]
+)
 def test_thinking_that_says_nothing_clear_is_ignored(fields: dict[str, Any]) -> None:
     assert note(**fields)[1].keys() == {"thinking"}
 

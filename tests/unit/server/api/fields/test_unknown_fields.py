@@ -86,7 +86,9 @@ def test_no_more_than_a_few() -> None:
         decode(**names, zzz=1)
 
 
-@pytest.mark.parametrize("make_name", [lambda at: "x" * 64 + str(at), lambda at: chr(0x4E00 + at), lambda at: f"z{at}q"])
+@pytest.mark.parametrize(
+    "make_name", [lambda at: "x" * 64 + str(at), lambda at: chr(0x4E00 + at), lambda at: f"z{at}q"]
+)
 def test_many_unknown_fields_cost_little(make_name: Any) -> None:
     """Names that look the same once they are shortened are not compared one by one."""
     fields = {make_name(at): 1 for at in range(20_000)}
