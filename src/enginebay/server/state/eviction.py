@@ -22,7 +22,9 @@ class StateEviction:
         self._expired_at = 0.0
 
     def count_used_bytes(self) -> int:
-        pages, free = (self._database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count"))
+        pages, free = (
+            self._database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
+        )
         return int(pages - free) * PAGE_BYTES
 
     def expire(self, now: float) -> None:

@@ -77,6 +77,11 @@ class StateClient:
             return error.message
         return ""
 
+    def post(self, method: Callable[Concatenate[StateStore, P], Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run a method in its turn, without waiting for it. Its errors are dropped."""
+        with suppress(RuntimeError):  # the server has stopped
+            self._thread.submit(lambda: self._run(method, *args, **kwargs))
+
     def _run(self, method: Callable[Concatenate[StateStore, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             if self._store is None:

@@ -254,7 +254,9 @@ class StateStore:
 
     # Conversations
 
-    def add_conversation(self, owner: str, new_id: str, metadata: bytes, items: Sequence[StoredItem]) -> StoredConversation:
+    def add_conversation(
+        self, owner: str, new_id: str, metadata: bytes, items: Sequence[StoredItem]
+    ) -> StoredConversation:
         size = ROW_BYTES + len(metadata) + measure_items(items)
         with self._write() as database:
             now = self._clock()

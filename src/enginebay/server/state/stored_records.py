@@ -72,11 +72,11 @@ class ItemPage:
     has_more: bool
 
 
-class NotStored(Exception):  # noqa: N818  (a reason, not a failure of the request)
+class NotStored(Exception):
     """A write that was not done, and why. The response is answered without it."""
 
 
-class UnknownItem(Exception):  # noqa: N818
+class UnknownItem(Exception):
     """A page starts after an item that is not in the list."""
 
 

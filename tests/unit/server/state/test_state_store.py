@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sqlite3
 import stat
@@ -309,4 +308,4 @@ def test_ids_cannot_be_guessed() -> None:
 
 def test_the_folder_is_made_with_its_parents(tmp_path: Path) -> None:
     StateStore(tmp_path / "a" / "b" / "responses.db", LARGE).close()
-    assert os.path.exists(tmp_path / "a" / "b" / "responses.db")
+    assert (tmp_path / "a" / "b" / "responses.db").exists()

@@ -9,6 +9,7 @@ import msgspec
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.server.api.admin import schemas as admin_schemas
 from enginebay.server.api.openai import schemas
+from enginebay.server.api.openai.responses_api import state_schemas
 from enginebay.server.api.openapi.request_overrides import (
     BODY_RULES,
     FIELD_DESCRIPTIONS,
@@ -22,6 +23,10 @@ BODIES = (
     schemas.CompletionBody,
     schemas.EmbeddingBody,
     schemas.ResponsesBody,
+    state_schemas.CompactBody,
+    state_schemas.ConversationBody,
+    state_schemas.ConversationUpdateBody,
+    state_schemas.ConversationItemsBody,
     schemas.TokenizeBody,
     schemas.DetokenizeBody,
     admin_schemas.ModelBody,

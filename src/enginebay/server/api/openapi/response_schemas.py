@@ -9,6 +9,7 @@ import msgspec
 
 from enginebay.server.api.admin import schemas as admin
 from enginebay.server.api.openai import response_objects as openai
+from enginebay.server.api.openai.responses_api import state_schemas as state
 from enginebay.server.api.openapi.schema_builders import Schema
 from enginebay.server.encoding import error_responses
 
@@ -19,6 +20,8 @@ _BODIES: tuple[Any, ...] = (
     openai.EmbeddingListObject, openai.ModelListObject, openai.ModelDescriptionObject, openai.TokenizedObject,
     openai.DetokenizedObject, openai.LiveObject, openai.ReadinessObject, openai.ResponseObject,
     openai.ResponseEventObject,
+    state.InputTokensObject, state.CompactionObject, state.ResponseDeletedObject, state.ItemListObject, state.StoredItemObject,
+    state.ConversationObject, state.ConversationDeletedObject,
     admin.FleetObject, admin.SwitchesObject, admin.MetersObject, admin.LogLinesObject, admin.ReloadedObject,
     admin.UpgradedObject,
 )  # fmt: skip
