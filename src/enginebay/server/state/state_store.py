@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from enginebay.config.sections.server_section import StateLimits
-from enginebay.server.state.eviction import StateEviction
+from enginebay.server.state.state_eviction import StateEviction
 from enginebay.server.state.state_schema import open_database
 from enginebay.server.state.stored_records import (
     ROW_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -153,7 +153,7 @@ class BackgroundRun:
     runs: BackgroundRuns
     response: ResponseObject  # as it was last stored
     streams: bool
-    exchange: BackgroundExchange = None  # type: ignore[assignment]  (set right after)
+    exchange: BackgroundExchange = field(init=False)
 
     def begin(self) -> None:
         """The response is about to be generated."""
