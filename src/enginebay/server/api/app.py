@@ -183,6 +183,8 @@ class App:
     def _respond_error(self, request_context: RequestContext, error: EnginebayError) -> None:
         request_context.error = error.with_traceback(None)  # a traceback would make a reference cycle
         form = request_context.error_form
+        if request_context.background is not None:
+            request_context.background.fail(error)
         if request_context.wait_announced and not request_context.exchange.closed:
             request_context.exchange.end(form.encode_event(error))
         elif request_context.exchange.started:
@@ -270,6 +272,11 @@ class App:
         span.end({**attributes, "http.response.status_code": request_context.exchange.status}, request_context.error)
         return span.trace_id
 
+    async def wait_idle(self) -> None:
+        """Wait for the running requests, also those in the background."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def close(self) -> None:
         """Cancel the running requests."""
         for task in list(self._tasks):
@@ -284,7 +291,7 @@ def _to_ns(at_s: float) -> int:
 def _respond_preflight(exchange: Exchange) -> None:
     """Allow every requested header: clients add their own."""
     requested_headers = exchange.headers.get("access-control-request-headers", "authorization, content-type")
-    exchange.add_header("access-control-allow-methods", "GET, POST")
+    exchange.add_header("access-control-allow-methods", "GET, POST, DELETE")
     exchange.add_header("access-control-allow-headers", requested_headers[:2000])
     exchange.add_header("access-control-max-age", "600")
     exchange.respond(204, b"")

@@ -21,6 +21,7 @@ from enginebay.server.sessions.model_catalog import CatalogEntry
 from enginebay.server.sessions.model_session import CountedTokens, ModelSession
 
 if TYPE_CHECKING:
+    from enginebay.server.api.openai.responses_api.background import BackgroundRun
     from enginebay.server.requests.crash_guard import CrashGuard
     from enginebay.server.requests.server_context import ServerContext
 
@@ -34,6 +35,7 @@ class RequestContext:
     """Filled in as the request proceeds; `App` reads it once at the end."""
 
     __slots__ = (
+        "background",
         "cache_key",
         "catalog_entry",
         "counted_tokens",
@@ -45,11 +47,13 @@ class RequestContext:
         "fallback",
         "finish_reason",
         "first_error",
+        "history_bytes",
         "id",
         "ignored",
         "is_anonymous",
         "key",
         "labels",
+        "local_histories",
         "lora",
         "model",
         "prompt",
@@ -115,6 +119,9 @@ class RequestContext:
         self.thought_limits: ThoughtLimits | None = None  # of a chat whose thought and answer are planned apart
         self.truncated_tokens = 0  # prompt tokens dropped by truncate_prompt_tokens
         self.text_cut = False  # more were dropped, before they were counted
+        self.history_bytes = 0  # of stored items that the prompt begins with
+        self.local_histories: dict[str, list[Any]] | None = None  # items by response id, of a connection with state
+        self.background: BackgroundRun | None = None  # once the client has its answer
         self.tokenizer_queue: AdmissionQueue | None = None  # for large bodies
         exchange.add_header("x-request-id", self.id)
 
@@ -135,6 +142,7 @@ class RequestContext:
         self.translated = {}
         self.ignored = {}
         self.thought_limits = None
+        self.history_bytes = 0
         self.truncated_tokens = 0
         self.text_cut = False
         self.queued_s = 0.0
@@ -158,7 +166,12 @@ class RequestContext:
     @property
     def has_large_body(self) -> bool:
         """Whether parsing the body would block the event loop for too long."""
-        return len(self.exchange.body) > _LARGE_BYTES
+        return self.prompt_bytes > _LARGE_BYTES
+
+    @property
+    def prompt_bytes(self) -> int:
+        """The size of the body, and of what it refers to."""
+        return len(self.exchange.body) + self.history_bytes
 
     async def run_in_thread_if_large(self, work: Callable[..., T], *args: Any) -> T:
         """Run work whose cost grows with the body: inline when the body is small, else in a thread."""

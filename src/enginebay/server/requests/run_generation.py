@@ -126,7 +126,7 @@ async def enter_tokenizer(request_context: RequestContext) -> AsyncIterator[None
         return
     if request_context.exchange.closed:
         raise Cancelled("the client closed the connection")
-    slots = 1 + len(request_context.exchange.body) // _TOKENIZER_SLOT_BYTES
+    slots = 1 + request_context.prompt_bytes // _TOKENIZER_SLOT_BYTES
     if not queue.try_enter(client, slots):
         try:
             await _wait(request_context, None, queue.enter(client, slots))

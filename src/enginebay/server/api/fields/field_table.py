@@ -19,7 +19,6 @@ from enginebay.server.api.fields.field_rules import (
 _CUT = "beyond the context, and -1: cut to what is left of it"
 _SWITCH = "to the chat template's own switch; ignored where it has none"
 _THOUGHT = "ends the thought; ignored where the model has none"
-_STATELESS = "the server stores nothing: send the whole conversation as input"
 _HOSTED = "hosted tools, such as web_search, are left out"
 
 _ACCOUNT = (
@@ -28,7 +27,6 @@ _ACCOUNT = (
     ignore("metadata", "nothing is stored"),
 )
 _GENERATION = (
-    ignore("store", "nothing is stored", neutral=(False,)),
     ignore("service_tier", "there is one tier", neutral=("auto", "default")),
     ignore("prompt_cache_retention", "prompts are cached in memory while there is room", neutral=("in_memory", "in-memory")),
     ignore("prompt_cache_options", "the engine decides what it caches"),
@@ -41,6 +39,7 @@ _GENERATION = (
 )  # fmt: skip
 _COMPLETIONS = (
     *_ACCOUNT,
+    ignore("store", "only /v1/responses stores", neutral=(False,)),
     *_GENERATION,
     rename("n_predict", "max_tokens"),
     rename("grammar", "guided_grammar"),
@@ -94,18 +93,12 @@ _RESPONSES = (
     ignore("tools", _HOSTED, depends=True),
     ignore("include", "only message.output_text.logprobs adds something", depends=True),
     translate("reasoning", f"effort: {_SWITCH}", depends=True),
-    refuse("previous_response_id", "previous responses are not stored", _STATELESS),
-    refuse("conversation", "conversations are not stored", _STATELESS),
     refuse("prompt", "stored prompts are not supported", "send the text as instructions and input"),
     refuse("moderation", "moderation is not supported", "remove moderation"),
     refuse(
         "context_management",
         "context management is not supported",
         "remove context_management, or use truncate_prompt_tokens",
-    ),
-    refuse(
-        "background", "background responses are not supported",
-        "remove background, or set stream to true to see progress", neutral=(False,),
     ),
     refuse(
         "truncation", "automatic truncation is not supported", "remove truncation, and set truncate_prompt_tokens",

@@ -18,6 +18,8 @@ from enginebay.server.api.openai.reasoning.reasoning_items import (
     add_reasoning_item,
     drop_lone_thoughts,
 )
+from enginebay.server.api.openai.responses_api.stored_items import decode_summary
+from enginebay.server.api.openai.responses_api.tool_names import join_tool_name, to_custom_arguments
 from enginebay.server.api.openai.schema_fields import GenerationFields
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.util.limit_errors import make_limit_error
@@ -27,14 +29,17 @@ UnknownFields = dict[str, str] | None  # field: why it is ignored
 _ROLES = ("user", "assistant", "system", "developer")
 _MESSAGE_KEYS = frozenset(("type", "role", "content", "id", "status", "phase"))
 _PART_KEYS = frozenset(("type", "text", "refusal", "annotations", "logprobs", "parsed"))
-_CALL_KEYS = frozenset(("type", "call_id", "name", "arguments", "id", "status", "parsed_arguments"))
-_OUTPUT_KEYS = frozenset(("type", "call_id", "output", "id", "status"))
+_IMAGE_KEYS = frozenset(("type", "image_url", "detail", "file_id"))
+_CALL_KEYS = frozenset(
+    ("type", "call_id", "name", "namespace", "arguments", "input", "id", "status", "parsed_arguments")
+)
+_OUTPUT_KEYS = frozenset(("type", "call_id", "output", "id", "status", "name", "namespace"))
 _TOOL_KEYS = frozenset(("type", "name", "description", "parameters", "strict"))
 _TOOL_EXAMPLE = '{"type": "function", "name": "…"}'
+_SUMMARY_HEADING = "Summary of the conversation so far:"
 _LOGPROBS = "message.output_text.logprobs"
 _MAX_SHOWN = 8
-_WHOLE_INPUT = "the server stores nothing: send the whole conversation as input"
-_WHOLE_ITEM = "the server stores nothing: send the item itself, as SDKs do with store set to false"
+_WHOLE_INPUT = "send the call too, or continue its response with previous_response_id"
 
 # Fields
 
@@ -121,31 +126,55 @@ def to_chat_tool_choice(choice: Any) -> Any:
 
 def _to_named_tool(tool: Any, where: str, hint: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, Mapping) else None
-    if kind != "function":
+    if kind not in ("function", "custom"):
         raise Unsupported(f"{where} has type {_describe_value(kind)}", hint, param="tool_choice")
     if not isinstance(tool.get("name"), str):
         raise InvalidRequest(f"{where} has no name", hint, param="tool_choice")
-    return {"type": "function", "function": {"name": tool["name"]}}
+    return {"type": "function", "function": {"name": _read_tool_name(tool, tool["name"])}}
+
+
+def _read_tool_name(item: Mapping[str, Any], name: str) -> str:
+    """Return the function's name of a tool that may have a namespace."""
+    namespace = item.get("namespace")
+    return join_tool_name(namespace if isinstance(namespace, str) else None, name)
 
 
 # Input to messages
 
 
-def to_chat_messages(body: ResponsesBody, limits: ServerLimits, unknown: UnknownFields = None) -> list[dict[str, Any]]:
-    """Translate instructions and input to the messages of a chat."""
-    items: Sequence[Any] = body.input if not isinstance(body.input, str) else [{"role": "user", "content": body.input}]
-    if len(items) > limits.messages:
-        raise make_limit_error(f"input has {len(items)} entries", limits, "messages", "input")
+def to_chat_messages(
+    instructions: str | None,
+    items: Sequence[Mapping[str, Any]],
+    limits: ServerLimits,
+    history: Sequence[Mapping[str, Any]] = (),
+    unknown: UnknownFields = None,
+) -> list[dict[str, Any]]:
+    """Translate instructions, the items before the request and its own to the messages of a chat."""
+    if len(items) + len(history) > limits.messages:
+        raise make_limit_error(f"input has {len(items) + len(history)} entries", limits, "messages", "input")
     messages: list[dict[str, Any]] = []
-    if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
     names: dict[str, str] = {}  # of the calls so far, by call id
+    for item in history:
+        _add_item(item, "the previous input", messages, names, {})
     for number, item in enumerate(items):
         _add_item(item, f"input[{number}]", messages, names, unknown)
     messages = drop_lone_thoughts(messages)
     if not messages:
         raise _make_input_error("input has no message", "send at least one")
     return messages
+
+
+def list_input_items(body: ResponsesBody) -> Sequence[Mapping[str, Any]]:
+    """Return the input as items."""
+    return [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input or ()
+
+
+def check_item(item: Mapping[str, Any], where: str) -> None:
+    """Raise unless this is an item that a prompt can have. The call of an output may be stored before it."""
+    call_id = item.get("call_id")
+    _add_item(item, where, [], {call_id: ""} if isinstance(call_id, str) else {}, {})
 
 
 def _add_item(
@@ -155,24 +184,26 @@ def _add_item(
     names: dict[str, str],
     unknown: UnknownFields,
 ) -> None:
-    kind = item.get("type", "message")
+    kind = item.get("type") or "message"
     if kind == "message":
         _check_keys(item, _MESSAGE_KEYS, where, unknown)
         _add_message(item, where, messages, unknown)
-    elif kind == "function_call":
+    elif kind in ("function_call", "custom_tool_call"):
         _check_keys(item, _CALL_KEYS, where, unknown)
         _add_call(item, where, messages, names)
-    elif kind == "function_call_output":
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         _check_keys(item, _OUTPUT_KEYS, where, unknown)
         _add_call_output(item, where, messages, names, unknown)
     elif kind == "reasoning":
         add_reasoning_item(item, where, messages)
-    elif kind == "item_reference":
-        raise Unsupported(f"{where} is an item_reference", _WHOLE_ITEM, param="input")
+    elif kind in ("compaction", "compaction_summary"):
+        summary = decode_summary(item.get("encrypted_content"), where)
+        messages.append({"role": "assistant", "content": f"{_SUMMARY_HEADING}\n{summary}"})
     else:
         raise Unsupported(
             f"{where} has type {_describe_value(kind)}",
-            "use message, reasoning, function_call or function_call_output",
+            "use message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output, "
+            "compaction or item_reference",
             param="input",
         )
 
@@ -181,14 +212,38 @@ def _add_message(item: Mapping[str, Any], where: str, messages: list[dict[str, A
     role = item.get("role")
     if role not in _ROLES:
         raise _make_input_error(f"{where}.role is {_describe_value(role)}", f"use one of {', '.join(_ROLES)}")
-    text = _read_text(item.get("content"), f"{where}.content", unknown)
+    text = _read_content(item.get("content"), f"{where}.content", unknown)
     first_is_system = len(messages) == 1 and messages[0]["role"] == "system"
     if role == "system" and first_is_system:  # many chat templates accept only one, at the start
         messages[0] = {"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}
-    elif role == "assistant":
+    elif role == "assistant" and isinstance(text, str):
         add_assistant_text(text, messages)
     else:
         messages.append({"role": role, "content": text})
+
+
+def _read_content(content: Any, where: str, unknown: UnknownFields) -> str | list[dict[str, Any]]:
+    """Return the text; if there are images, the parts of a chat message. The engine decides whether it takes images."""
+    if not isinstance(content, list) or not any(_is_image(part) for part in content):
+        return _read_text(content, where, unknown)
+    return [
+        _to_image_part(part, f"{where}[{number}]", unknown)
+        if _is_image(part)
+        else {"type": "text", "text": _read_part(part, f"{where}[{number}]", unknown)}
+        for number, part in enumerate(content)
+    ]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "input_image"
+
+
+def _to_image_part(part: Mapping[str, Any], where: str, unknown: UnknownFields) -> dict[str, Any]:
+    _check_keys(part, _IMAGE_KEYS, where, unknown)
+    if not isinstance(part.get("image_url"), str):
+        raise _make_input_error(f"{where}.image_url is {_describe_value(part.get('image_url'))}", "send a data URL")
+    detail = {"detail": part["detail"]} if part.get("detail") is not None else {}
+    return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}}
 
 
 def _read_text(content: Any, where: str, unknown: UnknownFields) -> str:
@@ -215,8 +270,12 @@ def _read_part(part: Any, where: str, unknown: UnknownFields) -> str:
 
 
 def _add_call(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], names: dict[str, str]) -> None:
-    call_id, name, arguments = (_read_string(item, key, where) for key in ("call_id", "name", "arguments"))
-    names[call_id] = name
+    is_custom = item["type"] == "custom_tool_call"
+    call_id, name, text = (
+        _read_string(item, key, where) for key in ("call_id", "name", "input" if is_custom else "arguments")
+    )
+    arguments = to_custom_arguments(text) if is_custom else text
+    names[call_id] = name = _read_tool_name(item, name)
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     if messages and messages[-1]["role"] == "assistant":  # text and calls of one turn
         messages[-1].setdefault("tool_calls", []).append(call)

@@ -106,9 +106,9 @@ class ResponsesStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponsesBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """POST /v1/responses, without stored state"""
+    """POST /v1/responses"""
 
-    input: NonEmptyText | Annotated[list[JsonObject], Meta(min_length=1)]
+    input: NonEmptyText | Annotated[list[JsonObject], Meta(min_length=1)] | None = None
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
     top_logprobs: TopLogprobs | None = None

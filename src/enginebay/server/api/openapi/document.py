@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from enginebay import __version__
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.server.api.anthropic.anthropic_errors import OVERLOADED_STATUS
 from enginebay.server.api.openapi.ollama_operations import OLLAMA_TAG
-from enginebay.server.api.openapi.operations import EVENT_STREAM, JSON, NDJSON_MEDIA, OPERATIONS, Operation
+from enginebay.server.api.openapi.operation import EVENT_STREAM, JSON, NDJSON_MEDIA, Operation
+from enginebay.server.api.openapi.operations import OPERATIONS
 from enginebay.server.api.openapi.request_schemas import BODIES, EMBEDDING_BODIES, build_request_schemas
 from enginebay.server.api.openapi.response_schemas import build_response_schemas
 from enginebay.server.api.openapi.schema_builders import OBJECT, STRING, Schema, any_of, const, obj, ref
@@ -22,6 +24,7 @@ _INTRODUCTION = (
 )
 _TAGS = {
     "Generation": "Generate text and embeddings",
+    "Responses and conversations": "What the server stores for an API key: see server.state in the configuration",
     "Models and tokens": "List models, tokenize and detokenize",
     OLLAMA_TAG: "The API of Ollama, for its clients",
     "Server": "Health, metrics and documentation",
@@ -57,7 +60,7 @@ STATUS_MEANINGS = {
     400: "The request is invalid, or the model's engine does not support a parameter. `param` names the field.",
     401: "The API key is missing or unknown.",
     403: "The key lacks the scope, or the page's origin is not allowed.",
-    404: "The model does not exist.",
+    404: "The model, or what is stored under this id, does not exist.",
     408: "The request did not arrive in time.",
     413: "The body is too large.",
     415: "The content encoding of the body is not supported.",
@@ -130,16 +133,12 @@ def _build_operation(route: Route, operation: Operation, models: tuple[str, ...]
         **({"description": operation.description} if operation.description else {}),
         "security": [{"key": []}, {}] if route.scope is not None else [],
     }
-    if "{id}" in route.path:
-        schema = {"enum": list(models), "type": "string"} if models else STRING
-        document["parameters"] = [
-            {"name": "id", "in": "path", "required": True, "description": "The model's name.", "schema": schema}
-        ]
-    if operation.query:
-        document["parameters"] = [
-            {"name": name, "in": "query", "required": required, **details}
-            for name, required, details in operation.query
-        ]
+    parameters = [_build_path_parameter(name, models) for name in re.findall(r"\{(\w+)\}", route.path)]
+    parameters += [
+        {"name": name, "in": "query", "required": required, **details} for name, required, details in operation.query
+    ]
+    if parameters:
+        document["parameters"] = parameters
     if operation.body:
         content: dict[str, Any] = {"schema": ref(operation.body)}
         if operation.examples:
@@ -157,6 +156,15 @@ def _build_operation(route: Route, operation: Operation, models: tuple[str, ...]
     return document
 
 
+def _build_path_parameter(name: str, models: tuple[str, ...]) -> dict[str, Any]:
+    if name == "id":
+        schema = {"enum": list(models), "type": "string"} if models else STRING
+        return {"name": name, "in": "path", "required": True, "description": "The model's name.", "schema": schema}
+    kind = name.removesuffix("_id")
+    schema = {"type": "string", "minLength": 1, "pattern": "^[^/]+$"}
+    return {"name": name, "in": "path", "required": True, "description": f"The {kind}'s id.", "schema": schema}
+
+
 def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
     """Return the error statuses that this operation can return."""
     statuses = {400, 403, 408, 413, 431, 500}
@@ -164,6 +172,8 @@ def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
         statuses |= {401}
     if operation.names_model:
         statuses |= {404}
+    if operation.names_state:
+        statuses |= {404, 503}
     if operation.body:
         statuses |= {415, 429, 503}
     if route.scope == "admin":

@@ -111,8 +111,36 @@ INPUT_COMPONENTS: dict[str, Schema] = {
         *_PLAIN_FORMATS,
         obj({"type": const("json_schema"), "json_schema": obj(_SCHEMA_FIELDS, ("name", "strict", "description"))}),
     ),
-    "ResponsesTool": obj({"type": const("function"), **_FUNCTION_FIELDS}, _OPTIONAL),
-    "ResponsesNamedTool": obj({"type": const("function"), "name": _NAME}),
+    "ResponsesFunctionTool": obj({"type": const("function"), **_FUNCTION_FIELDS}, _OPTIONAL),
+    "ResponsesCustomTool": obj(
+        {
+            "type": const("custom"),
+            "name": _NAME,
+            "description": nullable(STRING),
+            "format": any_of(
+                obj({"type": const("text")}),
+                obj({"type": const("grammar"), "syntax": enum("lark", "regex"), "definition": STRING}),
+            ),
+        },
+        ("description", "format"),
+    ),
+    "ResponsesTool": any_of(
+        ref("ResponsesFunctionTool"),
+        ref("ResponsesCustomTool"),
+        obj(
+            {
+                "type": const("namespace"),
+                "name": _TEXT,
+                "description": STRING,
+                "tools": array(any_of(ref("ResponsesFunctionTool"), ref("ResponsesCustomTool"))),
+            },
+            ("description",),
+        ),
+        description="A function, a tool that takes text, or several of them in a namespace.",
+    ),
+    "ResponsesNamedTool": obj(
+        {"type": enum("function", "custom"), "name": _NAME, "namespace": nullable(STRING)}, ("namespace",)
+    ),
     "ResponsesToolChoice": any_of(
         _CHOICES,
         ref("ResponsesNamedTool"),
@@ -149,7 +177,11 @@ INPUT_COMPONENTS: dict[str, Schema] = {
             },
             ("content", "encrypted_content"),
         ),
-        description="A message, a thought, a function call, or its output.",
+        obj({"type": const("custom_tool_call"), "call_id": STRING, "name": _NAME, "input": STRING}),
+        obj({"type": const("custom_tool_call_output"), "call_id": STRING, "output": STRING}),
+        obj({"type": const("compaction"), "encrypted_content": STRING}),
+        obj({"type": const("item_reference"), "id": STRING}),
+        description="A message, a tool call or its output, reasoning, a compaction, or a reference to a stored item.",
     ),
     **MESSAGES_COMPONENTS,
 }
@@ -198,6 +230,11 @@ FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("ResponsesBody", "tools"): array(ref("ResponsesTool")),
     ("ResponsesBody", "tool_choice"): ref("ResponsesToolChoice"),
     ("ResponsesBody", "reasoning"): _REASONING,
+    ("ResponsesBody", "store"): BOOLEAN,
+    ("ResponsesBody", "conversation"): any_of(STRING, obj({"id": STRING})),
+    ("CompactBody", "input"): any_of(_TEXT, array(ref("ResponsesInputItem"), minItems=1)),
+    ("ConversationBody", "items"): array(ref("ResponsesInputItem"), maxItems=20),
+    ("ConversationItemsBody", "items"): array(ref("ResponsesInputItem"), minItems=1, maxItems=20),
     **MESSAGES_FIELD_SCHEMAS,
 }
 
@@ -262,11 +299,19 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "add_special_tokens": "Whether to add special tokens such as the beginning of a text. Default: true for a prompt, false for messages.",
     "return_token_strs": "Also return each token as text.",
     "tokens": "Token ids.",
-    "ResponsesBody.input": "A string, or the whole conversation as items.",
+    "ResponsesBody.input": "A string, or items. After previous_response_id or a conversation, only what is new.",
     "instructions": "A system message in front of the input.",
     "include": "message.output_text.logprobs adds log probabilities; other values have no effect.",
     "text": "The format of the output text.",
     "format": "Plain text, any JSON object, or JSON that matches a schema.",
+    "background": "Answer at once, and generate in the background: poll the response, or cancel it. Requires store.",
+    "previous_response_id": "Continue this stored response: its items come first. Its instructions do not.",
+    "conversation": "A stored conversation, or its id: its items come first, and this turn is added to it.",
+    "ResponsesBody.store": "Store the response for this API key. Default: true, unless server.state is off.",
+    "CompactBody.input": "What to summarize: a string or items, after those of previous_response_id.",
+    "items": "Items to add, up to 20.",
+    "ConversationBody.metadata": "Up to 16 pairs of text, returned with the conversation.",
+    "ConversationUpdateBody.metadata": "Up to 16 pairs of text, returned with the conversation.",
     "reasoning": "effort: how much to think. Set in the chat template, or ignored if it has no switch.",
     **MESSAGES_FIELD_DESCRIPTIONS,
 }

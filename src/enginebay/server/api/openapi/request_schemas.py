@@ -14,6 +14,7 @@ from enginebay.server.api.fields.field_table import FIELD_TABLE, STRICT_OBJECTS
 from enginebay.server.api.fields.unknown_fields import list_fields
 from enginebay.server.api.ollama import schemas as ollama_schemas
 from enginebay.server.api.openai import schemas
+from enginebay.server.api.openai.responses_api import state_schemas
 from enginebay.server.api.openapi.request_overrides import (
     BODY_RULES,
     FIELD_DESCRIPTIONS,
@@ -29,6 +30,10 @@ BODIES = (
     schemas.ResponsesBody,
     MessagesBody,
     CountTokensBody,
+    state_schemas.CompactBody,
+    state_schemas.ConversationBody,
+    state_schemas.ConversationUpdateBody,
+    state_schemas.ConversationItemsBody,
     schemas.TokenizeBody,
     schemas.DetokenizeBody,
     admin_schemas.ModelBody,

@@ -11,7 +11,9 @@ from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import ContextOverflow, EnginebayError, InvalidRequest, Unsupported
 from enginebay.server.api.openai.encoders.responses_output import encrypt_thought
 from enginebay.server.api.openai.responses_input import (
+    check_item,
     check_stream_options,
+    list_input_items,
     note_includes,
     read_logprobs,
     to_chat_messages,
@@ -30,7 +32,8 @@ def make_body(**fields: Any) -> ResponsesBody:
 
 
 def translate(items: Any, **fields: Any) -> list[dict[str, Any]]:
-    return to_chat_messages(make_body(input=items, **fields), ServerLimits(messages=10))
+    body = make_body(input=items, **fields)
+    return to_chat_messages(body.instructions, list_input_items(body), ServerLimits(messages=10))
 
 
 def call(call_id: str = "c1", **fields: Any) -> dict[str, Any]:
@@ -134,8 +137,11 @@ def test_a_thought_comes_back_in_each_of_its_forms() -> None:
         ({"type": "reasoning", "summary": []}, InvalidRequest, "no message"),
         ({"type": "reasoning", "summary": "x"}, InvalidRequest, "input[0].summary is not a list"),
         ({"type": "reasoning", "content": [{"type": "text", "text": "x"}]}, InvalidRequest, "input[0].content[0]"),
-        ({"type": "item_reference", "id": "x"}, Unsupported, "is an item_reference"),
-        ({"role": "user", "content": [{"type": "input_image"}]}, Unsupported, "input[0].content[0]"),
+        ({"type": "web_search_call", "id": "x"}, Unsupported, "'web_search_call'"),
+        ({"type": "item_reference", "id": "x"}, Unsupported, "'item_reference'"),
+        ({"type": "compaction", "encrypted_content": "bay1.!"}, InvalidRequest, "did not make"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, InvalidRequest, "input[0].content[0]"),
+        ({"role": "user", "content": [{"type": "input_file"}]}, Unsupported, "input[0].content[0]"),
         ({"role": "user", "content": [{"type": "input_text"}]}, InvalidRequest, "has no text"),
         ({"role": "user", "content": ["text"]}, InvalidRequest, "not an object"),
         ({"role": "user", "content": None}, InvalidRequest, "content is missing"),
@@ -150,6 +156,70 @@ def test_unsupported_items_are_refused(item: Any, error: type[EnginebayError], m
         translate([item])
     assert message in caught.value.message
     assert caught.value.param == "input"
+
+
+def test_reasoning_joins_the_assistant_message_that_follows() -> None:
+    def reasoning(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}], "encrypted_content": "x"}
+    translated = translate(
+        [
+            {"role": "user", "content": "?"},
+            reasoning("first"),
+            {"role": "assistant", "content": "one"},
+            call("c1"),
+            {"type": "function_call_output", "call_id": "c1", "output": "x"},
+            summary,
+            call("c2"),
+            reasoning("about nothing"),
+            {"role": "user", "content": "!"},
+            {"type": "reasoning", "summary": [], "encrypted_content": "only this"},
+        ]
+    )
+    assert translated == [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "one", "reasoning_content": "first", "tool_calls": [chat_call("c1")]},
+        {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "x"},
+        {"role": "assistant", "content": "", "reasoning_content": "short", "tool_calls": [chat_call("c2")]},
+        {"role": "user", "content": "!"},
+    ]
+
+
+def test_calls_of_custom_and_namespace_tools_are_calls_of_functions() -> None:
+    custom = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'a "b"\n'}
+    output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}
+    first, answer, second = translate([custom, output, call("c2", namespace="crm")])
+    assert first["tool_calls"][0]["function"] == {"name": "patch", "arguments": '{"input": "a \\"b\\"\\n"}'}
+    assert (answer["role"], answer["name"], answer["content"]) == ("tool", "patch", "done")
+    assert second["tool_calls"][0]["function"]["name"] == "crm__f"
+    assert to_chat_tool_choice({"type": "custom", "name": "patch"}) == {
+        "type": "function",
+        "function": {"name": "patch"},
+    }
+
+
+def test_images_are_left_to_the_engine() -> None:
+    parts = [{"type": "input_text", "text": "what?"}, {"type": "input_image", "image_url": "data:x", "detail": "low"}]
+    assert translate([{"role": "user", "content": parts}])[0]["content"] == [
+        {"type": "text", "text": "what?"},
+        {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}},
+    ]
+
+
+def test_history_comes_first_and_its_calls_are_known() -> None:
+    history = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "?"}]}, call("c1")]
+    own = [{"type": "function_call_output", "call_id": "c1", "output": "x"}]
+    found = to_chat_messages("be brief", own, ServerLimits(), history)
+    assert [message["role"] for message in found] == ["system", "user", "assistant", "tool"]
+    with pytest.raises(InvalidRequest, match="3 entries"):
+        to_chat_messages(None, own, ServerLimits(messages=2), history)
+
+
+def test_an_item_is_checked_alone() -> None:
+    check_item({"type": "function_call_output", "call_id": "c1", "output": "x"}, "items[0]")
+    with pytest.raises(InvalidRequest, match=r"items\[0\]"):
+        check_item({"role": "user"}, "items[0]")
 
 
 def test_too_many_items() -> None:

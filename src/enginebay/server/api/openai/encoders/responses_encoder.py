@@ -23,6 +23,7 @@ from enginebay.server.api.openai.encoders.responses_output import (
     encode_reasoning_part,
     encode_text_part,
 )
+from enginebay.server.api.openai.responses_api.tool_names import read_custom_input
 from enginebay.server.encoding.choice_state import UsageExtensionObject, encode_energy
 from enginebay.server.encoding.error_responses import encode_error, get_error_row
 from enginebay.text.output_events import AnswerText, OutputEvent, ReasoningText, ToolCallArguments
@@ -118,6 +119,8 @@ class ResponseEventEncoder:
         item = self._output.append_event(event, logprobs)
         before = self._switch_item(item)
         if isinstance(event, ToolCallArguments):
+            if isinstance(item, FunctionCallItem) and item.is_custom:
+                return before  # its text is known once its arguments are whole
             return before + self._encode_item_event("response.function_call_arguments.delta", {"delta": event.fragment})
         if isinstance(event, AnswerText):
             encoded_logprobs = self._output.encode_logprobs(logprobs)
@@ -131,8 +134,17 @@ class ResponseEventEncoder:
     def encode_closing(
         self, usage: Usage, reason: str | None, energy: Energy | None = None, reasoning_tokens: int = 0
     ) -> bytes:
-        before = b"" if self._output.items else self._switch_item(self._output.current_message())
-        response = self._encoder.encode_finished(self._output, usage, reason, energy, reasoning_tokens)
+        response = self.build_finished(usage, reason, energy, reasoning_tokens)
+        return self.encode_end(response)
+
+    def build_finished(
+        self, usage: Usage, reason: str | None, energy: Energy | None = None, reasoning_tokens: int = 0
+    ) -> objects.ResponseObject:
+        return self._encoder.encode_finished(self._output, usage, reason, energy, reasoning_tokens)
+
+    def encode_end(self, response: objects.ResponseObject) -> bytes:
+        """Encode the last events of a finished response."""
+        before = b"" if self._open_item is not None else self._switch_item(self._output.items[-1])
         closing = self._close_item(cast("objects.ItemStatus", response.status))
         return before + closing + self._encode_next(f"response.{response.status}", {"response": response})
 
@@ -146,7 +158,7 @@ class ResponseEventEncoder:
         closing = self._close_item("completed")
         self._open_item = item
         if isinstance(item, FunctionCallItem):
-            opened = replace(encode_item(item, "in_progress"), arguments="")
+            opened = replace(encode_item(item, "in_progress"), **{"input" if item.is_custom else "arguments": ""})
             return closing + self._encode_next(
                 "response.output_item.added", {"output_index": item.index, "item": opened}
             )
@@ -165,8 +177,12 @@ class ResponseEventEncoder:
         item = self._open_item
         if item is None:
             return b""
-        if isinstance(item, FunctionCallItem):
-            arguments = {"name": item.name, "arguments": "".join(item.fragments)}
+        if isinstance(item, FunctionCallItem) and item.is_custom:
+            text_input = read_custom_input(item.arguments)
+            closing = self._encode_item_event("response.custom_tool_call_input.delta", {"delta": text_input})
+            closing += self._encode_item_event("response.custom_tool_call_input.done", {"input": text_input})
+        elif isinstance(item, FunctionCallItem):
+            arguments = {"name": item.name, "arguments": item.arguments}
             closing = self._encode_item_event("response.function_call_arguments.done", arguments)
         elif isinstance(item, ReasoningItem):
             thought = encode_reasoning_part(item)

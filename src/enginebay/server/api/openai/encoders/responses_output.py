@@ -6,9 +6,12 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
+
 from enginebay.contract import TokenLogprobs
 from enginebay.server.api.openai.encoders.logprobs import TokenBytes, encode_chat_logprobs
 from enginebay.server.api.openai.response_objects import (
+    CustomToolCallItemObject,
     FunctionCallItemObject,
     ItemObject,
     ItemStatus,
@@ -18,6 +21,7 @@ from enginebay.server.api.openai.response_objects import (
     ReasoningItemObject,
     ReasoningTextObject,
 )
+from enginebay.server.api.openai.responses_api.tool_names import CalledTool, read_custom_input
 from enginebay.text.output_events import (
     AnswerText,
     OutputEvent,
@@ -46,6 +50,12 @@ class FunctionCallItem:
     call_id: str
     name: str
     fragments: list[str] = field(default_factory=list)
+    namespace: str | UnsetType = UNSET
+    is_custom: bool = False
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.fragments)
 
 
 @dataclass(slots=True)
@@ -72,12 +82,14 @@ class ResponseOutput:
         response_id: str,
         next_call_id: Callable[[], str],
         token_bytes: TokenBytes,
+        find_tool: Callable[[str], CalledTool] = CalledTool,
         encrypts_reasoning: bool = False,
     ) -> None:
         self._encrypts_reasoning = encrypts_reasoning
         self._suffix = response_id.removeprefix("resp_")
         self._next_call_id = next_call_id
         self._token_bytes = token_bytes
+        self._find_tool = find_tool  # by the name of the function that the model called
         self._calls: list[FunctionCallItem] = []
         self.items: list[OutputItem] = []
 
@@ -104,7 +116,11 @@ class ResponseOutput:
         """Append one event, and return the item it belongs to."""
         if isinstance(event, ToolCallStart):
             index = len(self.items)
-            call = FunctionCallItem(f"fc_{self._suffix}_{index}", index, self._next_call_id(), event.name)
+            tool = self._find_tool(event.name)
+            call = FunctionCallItem(
+                f"{'ctc' if tool.is_custom else 'fc'}_{self._suffix}_{index}", index, self._next_call_id(), tool.name,
+                namespace=tool.namespace or UNSET, is_custom=tool.is_custom,
+            )  # fmt: skip
             self._calls.append(call)
             self.items.append(call)
             return call
@@ -138,8 +154,11 @@ class ResponseOutput:
 
 
 def encode_item(item: OutputItem, status: ItemStatus) -> ItemObject:
+    if isinstance(item, FunctionCallItem) and item.is_custom:
+        text = read_custom_input(item.arguments)
+        return CustomToolCallItemObject(item.id, status, item.call_id, item.name, text, item.namespace)
     if isinstance(item, FunctionCallItem):
-        return FunctionCallItemObject(item.id, status, item.call_id, item.name, "".join(item.fragments))
+        return FunctionCallItemObject(item.id, status, item.call_id, item.name, item.arguments, item.namespace)
     if isinstance(item, ReasoningItem):
         thought = ReasoningItemObject(item.id, status, [encode_reasoning_part(item)])
         if item.is_encrypted:
