@@ -168,7 +168,9 @@ class OllamaEncoder:
         self.finish_reason = reason
         return self._encode_calls()
 
-    def encode_closing(self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None) -> bytes:
+    def encode_closing(
+        self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None, reasoning_tokens: int | None = None
+    ) -> bytes:
         return self._encode_line(**self._build_ending(usage, timing))
 
 
