@@ -7,6 +7,7 @@ from enginebay.server.api import health_endpoints
 from enginebay.server.api.admin import endpoints as admin_endpoints
 from enginebay.server.api.openai import chat_completions, completions, embeddings, model_endpoints, responses
 from enginebay.server.api.openapi import docs_endpoints
+from enginebay.server.api.websocket import response_socket
 from enginebay.server.requests.server_context import Route
 
 ROUTES = (
@@ -39,7 +40,16 @@ ROUTES = (
     Route("GET", "/", docs_endpoints.get_docs_page, "docs", scope=None),
 )
 
-_ROUTES_BY_PATH = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
+# A WebSocket, and each of its messages. OpenAPI cannot describe them.
+WEBSOCKET_ROUTES: dict[tuple[str, str], Route] = {
+    (route.method, route.path): route
+    for route in (
+        Route("WEBSOCKET", "/v1/responses", response_socket.serve_responses, "responses.websocket"),
+        Route("MESSAGE", "/v1/responses", response_socket.answer_message, "responses", rate_limited=True),
+    )
+}
+
+_ROUTES_BY_PATH = {(route.method, route.path): route for route in ROUTES if "{" not in route.path} | WEBSOCKET_ROUTES
 _PATHS = {route.path for route in ROUTES}
 _MODEL_ROUTE = next(route for route in ROUTES if route.path == "/v1/models/{id}")
 
