@@ -62,6 +62,15 @@ def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) ->
         raise Forbidden("without an API key the Host header must be a local name", "use localhost, or create a key")
 
 
+def check_websocket_origin(exchange: Exchange, origins: tuple[str, ...]) -> None:
+    """Raise `Forbidden` for a web page of another site. Browsers do not apply CORS to WebSockets, so the server must."""
+    origin = exchange.headers.get("origin")
+    if origin is None or "*" in origins or origin in origins:
+        return
+    if origin.partition("://")[2] != exchange.headers.get("host"):
+        raise Forbidden("this origin is not allowed", "add it to server.cors_origins")
+
+
 def apply_cors(exchange: Exchange, origins: tuple[str, ...]) -> bool:
     """Add CORS headers if the request comes from an allowed origin. Return whether it does."""
     origin = exchange.headers.get("origin")
