@@ -87,6 +87,7 @@ def configure_claude(model: ServedModel, directory: Path) -> AgentSettings:
         "DISABLE_TELEMETRY": "1",
         "DISABLE_ERROR_REPORTING": "1",
         "DISABLE_AUTOUPDATER": "1",
+        "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",  # such as tools whose schemas only its own service loads
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it differs in each request, and a prefix cache would never hit
     }
     if model.context_length is not None:
