@@ -33,7 +33,10 @@ OWN_FILES = {
         ".claude/settings.json",
         f'{{"env": {{"ANTHROPIC_BASE_URL": "{ELSEWHERE}", "ANTHROPIC_API_KEY": "other"}}, "model": "other"}}\n',
     ),
-    "opencode": (".config/opencode/opencode.json", '{"$schema": "https://opencode.ai/config.json", "model": "other/model"}\n'),
+    "opencode": (
+        ".config/opencode/opencode.json",
+        '{"$schema": "https://opencode.ai/config.json", "model": "other/model"}\n',
+    ),
     "continue": (
         ".continue/config.yaml",
         f"name: mine\nversion: 1.0.0\nschema: v1\nmodels: [{{name: o, provider: openai, model: o, apiBase: '{ELSEWHERE}'}}]\n",

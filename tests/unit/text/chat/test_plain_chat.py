@@ -6,7 +6,9 @@ from typing import Any
 
 from enginebay.text.chat.plain_chat import PlainChat, read_plain_chat, render_plain
 
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("read", "edit")]
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("read", "edit")
+]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": {"path": "a.txt"}}}
 ASK: dict[str, Any] = {"role": "user", "content": "What is in a.txt?"}
 CALLED: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [CALL]}
