@@ -157,7 +157,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._budgets.websockets.resize(lease, 1)
         except Refusal as refusal:
-            body = self._settings.encode_refusal(refusal.status, refusal.message, refusal.limit)
+            body = self._settings.encode_refusal(refusal.status, refusal.message, refusal.limit, None)
             exchange.respond(refusal.status, body, headers=[("retry-after", "1")])
             return None
         self._connections.discard(self)
@@ -278,7 +278,7 @@ class HttpConnection(asyncio.Protocol):
         """Refuse a form that could not be stored, while it arrives or when it is its turn."""
         if exchange is self._exchange:
             exchange.keep_alive = False
-            exchange.respond(refusal.status, self._settings.encode_refusal(refusal.status, refusal.message, ""))
+            exchange.respond(refusal.status, self._settings.encode_refusal(refusal.status, refusal.message, "", exchange))
         elif exchange is self._reading:
             self._refuse_with(refusal, exchange)
 
