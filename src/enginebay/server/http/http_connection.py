@@ -278,7 +278,9 @@ class HttpConnection(asyncio.Protocol):
         """Refuse a form that could not be stored, while it arrives or when it is its turn."""
         if exchange is self._exchange:
             exchange.keep_alive = False
-            exchange.respond(refusal.status, self._settings.encode_refusal(refusal.status, refusal.message, "", exchange))
+            exchange.respond(
+                refusal.status, self._settings.encode_refusal(refusal.status, refusal.message, "", exchange)
+            )
         elif exchange is self._reading:
             self._refuse_with(refusal, exchange)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from enginebay.server.api.openai.schema_fields import MaxTokens, NonEmptyText, Temperature, TopK, TopP
+from enginebay.server.api.openai.schema_fields import NonEmptyText, Temperature, TopK, TopP
 
 JsonObject = dict[str, Any]
 
@@ -39,7 +39,7 @@ class MessagesPrompt(Struct, forbid_unknown_fields=True, kw_only=True):
 class MessagesBody(MessagesPrompt, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/messages"""
 
-    max_tokens: MaxTokens
+    max_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1, description="Generate at most this many tokens")]
     stop_sequences: list[NonEmptyText] | None = None
     stream: bool | None = None
     temperature: Temperature | None = None

@@ -37,7 +37,8 @@ _OUTPUT_KEYS = frozenset(("type", "call_id", "output", "id", "status", "name", "
 _TOOL_KEYS = frozenset(("type", "name", "description", "parameters", "strict"))
 _TOOL_EXAMPLE = '{"type": "function", "name": "…"}'
 _SUMMARY_HEADING = "Summary of the conversation so far:"
-_LOGPROBS = "message.output_text.logprobs"
+_LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+_INCLUDED = (_LOGPROBS, _ENCRYPTED)  # what can be added to a response
 _MAX_SHOWN = 8
 _WHOLE_INPUT = "send the call too, or continue its response with previous_response_id"
 
@@ -51,10 +52,10 @@ def check_stream_options(body: ResponsesBody) -> None:
 
 def note_includes(body: ResponsesBody, ignored: dict[str, str]) -> None:
     """Note what the response will not include."""
-    others = [shorten_name(name) for name in body.include or () if name != _LOGPROBS]
+    others = [shorten_name(name) for name in body.include or () if name not in _INCLUDED]
     if others:
         shown = ", ".join(others[:_MAX_SHOWN]) + (", ..." if len(others) > _MAX_SHOWN else "")
-        ignored["include"] = f"{shown}: only {_LOGPROBS} adds something"
+        ignored["include"] = f"{shown}: only {' and '.join(_INCLUDED)} add something"
 
 
 def read_logprobs(body: ResponsesBody) -> int | None:
