@@ -10,6 +10,7 @@ from enginebay.errors import RequestError
 from enginebay.server.api.body_decoder import get_unknown_fields, read_body
 from enginebay.server.api.fields.hosted_tools import drop_hosted_tools
 from enginebay.server.api.fields.reasoning_switches import note_reasoning_object
+from enginebay.server.api.fields.unknown_fields import note_unknown_keys
 from enginebay.server.api.openai import responses_input
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder, ResponseEventEncoder
 from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
@@ -34,6 +35,8 @@ async def create_response(context: ServerContext, request_context: RequestContex
     note_reasoning_object(body.reasoning, request_context.ignored)
     responses_input.note_includes(body, request_context.ignored)
     body.tools = drop_hosted_tools(body.tools, request_context.ignored)
+    if body.text is not None and body.text.format is not None:
+        note_unknown_keys(body.text.format, responses_input.FORMAT_KEYS, "text.format", request_context.ignored)
     unknown = get_unknown_fields(context, request_context)
     try:
         chat = await request_context.run_in_thread_if_large(_read_request, body, session, lora, unknown)
