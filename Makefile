@@ -13,7 +13,7 @@ PARALLEL ?= -n 2 --dist loadscope --no-loadscope-reorder
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
 REAL := tests/browser tests/contract tests/hostile tests/integration
 
-.PHONY: install lock lock-engines serve run node agents chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-router bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
+.PHONY: install lock lock-engines serve run node agents clients chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-router bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -69,6 +69,14 @@ $(VENV)/.agents: $(VENV)/.dev $(AGENTS)/package-lock.json
 	$(NPM_CI) $(AGENTS)
 	touch $@
 
+# Clients that need other versions than the development environment, for the tests.
+clients: $(VENV)/.clients
+
+$(VENV)/.clients: $(VENV)/.installed requirements/clients.txt
+	$(PYTHON) -m venv .cache/clients
+	.cache/clients/bin/python -m pip install --quiet --requirement requirements/clients.txt
+	touch $@
+
 run: install
 	$(BAY) run $(MODEL) "$(PROMPT)"
 
@@ -105,7 +113,7 @@ browser: $(VENV)/.dev chromium
 contract: engines
 	$(PYTEST) tests/contract $(PARALLEL)
 
-integration: engines node agents
+integration: engines node agents clients
 	$(PYTEST) tests/integration -m "not alone" $(PARALLEL)
 	$(PYTEST) tests/integration -m "alone"
 
@@ -121,7 +129,7 @@ test: $(VENV)/.dev
 	$(PYTEST) $(REAL) -m "alone and not slow"
 
 # What `make test` leaves out.
-test-slow: engines node agents
+test-slow: engines node agents clients
 	$(PYTEST) $(REAL) -m "slow and not alone and not exhaustive" $(PARALLEL)
 	$(PYTEST) $(REAL) -m "slow and alone and not exhaustive"
 
@@ -176,6 +184,7 @@ compare: engines
 
 docs: install
 	$(BAY) engines matrix --markdown > docs/engines.md
+	$(VENV)/bin/python -m enginebay.server.api.fields.field_listing --write docs/server.md
 
 clean:
-	rm -rf $(VENV) .home tests/node/node_modules $(AGENTS)/node_modules
+	rm -rf $(VENV) .home tests/node/node_modules $(AGENTS)/node_modules .cache/clients

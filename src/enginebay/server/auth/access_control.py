@@ -12,8 +12,8 @@ from enginebay.server.auth.api_keys import ApiKey, Keyring
 from enginebay.server.http.exchange import Exchange
 
 _EXPOSED_HEADERS = (
-    "x-request-id, x-enginebay-engine, x-enginebay-fallback, x-enginebay-translated, x-enginebay-truncated, retry-after, "
-    "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    "x-request-id, x-enginebay-engine, x-enginebay-fallback, x-enginebay-translated, x-enginebay-ignored, x-enginebay-truncated, "
+    "retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
 
