@@ -13,6 +13,7 @@ from anthropic import Anthropic
 
 from tests.integration.server.bay_process import BayProcess, run_server
 from tests.integration.server.claude_code_request import HEADERS, SYSTEM_CHARS, build_claude_code_request
+from tests.integration.server.conftest import ServedEngine
 
 HELLO = "Grüß Gott, 世界 🌍!"
 CALL = 'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Århus"}}\n</tool_call>'
@@ -183,6 +184,23 @@ def test_errors(client: Anthropic) -> None:
 
 def test_a_failed_response_is_a_500(server: BayProcess) -> None:
     check_error(post(server, ask("x", model="failing")), 500, "api_error")
+
+
+def test_every_engine(served: ServedEngine) -> None:
+    client = Anthropic(base_url=served.server.url, api_key="none", max_retries=0, timeout=120)
+    prefilled: Any = [
+        *say("What is the capital of France?"),
+        {"role": "assistant", "content": "The capital of France is"},
+    ]
+    asked: dict[str, Any] = {"model": "text", "messages": prefilled, "max_tokens": 8, "extra_body": {"temperature": 0}}
+    with client.messages.stream(**asked) as stream:
+        message = stream.get_final_message()
+    counted = client.messages.count_tokens(model="text", messages=prefilled)
+    read = message.usage.cache_read_input_tokens or 0
+    assert message.usage.input_tokens + read == counted.input_tokens
+    assert message.stop_reason in ("max_tokens", "end_turn") and 1 <= message.usage.output_tokens <= 8
+    if served.engine != "fake":
+        assert message.content[0].type == "text" and "Paris" in message.content[0].text
 
 
 # Claude Code

@@ -125,7 +125,7 @@ def _to_chat_tool(tool: Mapping[str, Any], where: str, notes: InputNotes) -> dic
     """Return the tool of a chat, or None for one that runs on Anthropic's servers."""
     kind = tool.get("type")
     if isinstance(kind, str) and kind.startswith(_SERVER_TOOLS):
-        notes.ignore(f"tools.{tool.get('name') or kind}", "it runs on Anthropic's servers")
+        notes.ignore(f"tools.{read_string(tool, 'name', where, 'tools')}", "it runs on Anthropic's servers")
         return None
     if kind not in (None, "custom"):
         raise Unsupported(

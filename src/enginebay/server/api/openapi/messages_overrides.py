@@ -105,7 +105,7 @@ MESSAGES_COMPONENTS: dict[str, Schema] = {
 
 _FIELD_SCHEMAS: dict[str, Schema] = {
     "messages": array(ref("MessagesMessage"), minItems=1),
-    "system": _TEXTS,
+    "system": any_of(STRING, array(ref("MessagesTextBlock"))),
     "tools": array(ref("MessagesTool")),
     "tool_choice": ref("MessagesToolChoice"),
     "thinking": ref("MessagesThinking"),
