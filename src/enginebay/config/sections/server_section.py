@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from enginebay.config.entries.value_coercion import InvalidValue, split_list
 from enginebay.config.sections.declared_section import DeclaredSection, config_field
 
+MIN_STATE_BYTES = 1 << 20
 GUIDED_KINDS = ("json", "regex", "grammar", "choice")
 
 
@@ -74,6 +75,29 @@ class ServerLimits:
     )
 
 
+_STATE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class StateLimits:
+    """How much of stored responses and conversations is kept. `server.state: off` stores nothing."""
+
+    max_bytes: int = config_field(
+        _STATE_BYTES,
+        "maximum size of stored responses and conversations; the oldest are deleted first; off: store nothing",
+        type="int|bool",
+        minimum=0,
+        aliases=("state",),
+    )
+    max_age_s: float = config_field(
+        30 * 86400.0, "time after its last use that a stored response or conversation is deleted", minimum=1
+    )
+
+    @property
+    def enabled(self) -> bool:
+        return self.max_bytes > 0
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """How `bay serve` runs."""
@@ -95,13 +119,21 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = config_field(
         (), "web origins allowed to call the API; * for all", sensitive="opens the server to web pages"
     )
+    unknown_fields: str = config_field(
+        "ignore", "unknown fields of a request: ignored and named in a header, or refused", choices=("ignore", "refuse")
+    )
     limits: ServerLimits = field(default_factory=ServerLimits)
+    state: StateLimits = field(default_factory=StateLimits)
 
 
 def convert_server_value(name: str, value: Any) -> Any:
     """Convert a value to its type in `ServerConfig`; paths stay text. Raises `InvalidValue`."""
     if name in ("host", "keys_file") and value is not None and not value.strip():
         raise InvalidValue(f"expected {'an address' if name == 'host' else 'a file path'}, got an empty value")
+    if name == "state.max_bytes" and isinstance(value, bool):
+        return _STATE_BYTES if value else 0
+    if name == "state.max_bytes" and value is not None and 0 < value < MIN_STATE_BYTES:
+        raise InvalidValue(f"expected off, or at least {MIN_STATE_BYTES}")
     if name == "cors_origins" and value is not None:
         return tuple(_parse_cors_origin(item) for item in split_list(value))
     if name == "limits.guided" and value is not None:

@@ -9,7 +9,7 @@ import time
 import traceback
 from functools import lru_cache
 
-from enginebay.errors import Cancelled, Draining, EnginebayError, RateLimited
+from enginebay.errors import Cancelled, Draining, EnginebayError, Forbidden, RateLimited
 from enginebay.server.api.request_dialect import apply_dialect
 from enginebay.server.api.routes import find_route
 from enginebay.server.auth.access_control import apply_cors, authenticate, check_local_admin, check_origin
@@ -114,9 +114,13 @@ class App:
         if route.scope == "optional":
             request_context.is_anonymous = self._is_anonymous(request_context.exchange)
             return
-        key = request_context.key = authenticate(self.keyring, request_context.exchange.headers, route.scope)
-        if key is None and route.scope == "admin":
-            check_local_admin(request_context.exchange, self._admin_token)
+        try:
+            key = request_context.key = authenticate(self.keyring, request_context.exchange.headers, route.scope)
+            if key is None and route.scope == "admin":
+                check_local_admin(request_context.exchange, self._admin_token)
+        except Forbidden as error:
+            error.hint = f"{error.hint}; or {route.forbidden_hint}" if route.forbidden_hint else error.hint
+            raise
         if key is None or not route.rate_limited or (key.requests_per_minute is None and key.tokens_per_minute is None):
             return
         decision = await self.context.rate_limits.take(key)
@@ -179,6 +183,8 @@ class App:
     def _respond_error(self, request_context: RequestContext, error: EnginebayError) -> None:
         request_context.error = error.with_traceback(None)  # a traceback would make a reference cycle
         form = request_context.error_form
+        if request_context.background is not None:
+            request_context.background.fail(error)
         if request_context.wait_announced and not request_context.exchange.closed:
             request_context.exchange.end(form.encode_event(error))
         elif request_context.exchange.started:
@@ -266,6 +272,11 @@ class App:
         span.end({**attributes, "http.response.status_code": request_context.exchange.status}, request_context.error)
         return span.trace_id
 
+    async def wait_idle(self) -> None:
+        """Wait for the running requests, also those in the background."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def close(self) -> None:
         """Cancel the running requests."""
         for task in list(self._tasks):
@@ -280,7 +291,7 @@ def _to_ns(at_s: float) -> int:
 def _respond_preflight(exchange: Exchange) -> None:
     """Allow every requested header: clients add their own."""
     requested_headers = exchange.headers.get("access-control-request-headers", "authorization, content-type")
-    exchange.add_header("access-control-allow-methods", "GET, POST")
+    exchange.add_header("access-control-allow-methods", "GET, POST, DELETE")
     exchange.add_header("access-control-allow-headers", requested_headers[:2000])
     exchange.add_header("access-control-max-age", "600")
     exchange.respond(204, b"")

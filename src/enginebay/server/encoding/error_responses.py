@@ -53,6 +53,11 @@ ERROR_TABLE: dict[str, ErrorRow] = {
     "context_overflow": ErrorRow(400, "invalid_request_error", "context_length_exceeded"),
     "poison_request": ErrorRow(422, "invalid_request_error", "poison_request"),
     "not_found": ErrorRow(404, "invalid_request_error", "unknown_url"),
+    "response_not_found": ErrorRow(404, "invalid_request_error", "not_found"),
+    "previous_response_not_found": ErrorRow(400, "invalid_request_error", "previous_response_not_found"),
+    "state_unavailable": ErrorRow(
+        503, "server_error", "state_unavailable", "stored responses are not available right now"
+    ),
     "method_not_allowed": ErrorRow(405, "invalid_request_error", "method_not_allowed"),
     "unauthorized": ErrorRow(401, "authentication_error", "invalid_api_key"),
     "forbidden": ErrorRow(403, "permission_error", "insufficient_scope"),

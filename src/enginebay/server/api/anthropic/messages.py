@@ -16,7 +16,7 @@ from enginebay.server.api.anthropic.messages_input import (
     translate_messages,
 )
 from enginebay.server.api.anthropic.schemas import CountTokensBody, MessagesBody, MessagesPrompt
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.openai.chat_plan import ChatPlan, count_chat_tokens, plan_chat
 from enginebay.server.encoding.response_writer import ResponseWriter, estimate_prompt_tokens
 from enginebay.server.requests.request_context import RequestContext
@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def create_message(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(MessagesBody, request_context.exchange.body)
+    body = read_body(MessagesBody, context, request_context)
     session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     request_context.stream = bool(body.stream)
     request_context.prompt = body.messages
@@ -47,7 +47,7 @@ async def create_message(context: ServerContext, request_context: RequestContext
 
 
 async def count_tokens(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(CountTokensBody, request_context.exchange.body)
+    body = read_body(CountTokensBody, context, request_context)
     session, _ = await context.acquire_session(request_context, body.model)
     try:
         translated = await _translate(request_context, session, body)
