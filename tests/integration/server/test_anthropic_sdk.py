@@ -24,6 +24,7 @@ SCRIPTS = {
     "Count.": "one two three four",
     "Read it.": '<tool_call>\n{"name": "Read", "arguments": {"file_path": "/a"}}\n</tool_call>',
 }
+THOUGHT = "They greet me."
 CONTEXT = 120_000
 WEATHER: Any = {
     "name": "get_weather",
@@ -37,7 +38,17 @@ def server() -> Iterator[BayProcess]:
     settings = {"script_by_prompt": SCRIPTS, "context_length": CONTEXT}
     failing = {"engine": "fake", "fake": {"script": HELLO, "fail_after_tokens": 5}}
     text = {"engine": "fake", "tool_format": "hermes", "fake": settings}
-    models = {"text": text, "toy": {"engine": "fake", "fake": {"context_length": 256}}, "failing": failing}
+    thinker = {
+        "engine": "fake",
+        "reasoning_format": "think",
+        "fake": {"script": f"<think>{THOUGHT}</think>\n\n{HELLO}"},
+    }
+    models: dict[str, Any] = {
+        "text": text,
+        "thinker": thinker,
+        "toy": {"engine": "fake", "fake": {"context_length": 256}},
+        "failing": failing,
+    }
     with run_server(config={"models": models, "server": {"limits": {"body_bytes": 1 << 20}}}) as running:
         yield running
 
@@ -122,6 +133,22 @@ def test_a_json_schema(client: Anthropic) -> None:
     assert message.content[0].type == "text" and set(json.loads(message.content[0].text)) == {"city"}
 
 
+def test_thinking(client: Anthropic) -> None:
+    asked: dict[str, Any] = ask("x", model="thinker", thinking={"type": "adaptive"})
+    with client.messages.stream(**asked) as stream:
+        message = stream.get_final_message()
+    thinking, answer = message.content
+    assert thinking.type == "thinking" and thinking.thinking == THOUGHT and thinking.signature
+    assert answer.type == "text" and answer.text.strip() == HELLO
+    assert message.usage.output_tokens_details is not None
+    assert message.usage.output_tokens > message.usage.output_tokens_details.thinking_tokens >= len(THOUGHT)
+    whole = client.messages.create(**asked)
+    assert [block.type for block in whole.content] == ["thinking", "text"] and whole.usage == message.usage
+    asked["messages"] = [*asked["messages"], message.to_param(), *say("Again.")]
+    hidden = client.messages.create(**{**asked, "thinking": {"type": "adaptive", "display": "omitted"}})
+    assert hidden.content[0].type == "thinking" and not hidden.content[0].thinking and hidden.content[0].signature
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_stop_sequences(client: Anthropic, streams: bool) -> None:
     asked = ask("Count.", stop_sequences=[" five", " three"])
@@ -154,7 +181,7 @@ def test_count_tokens(client: Anthropic) -> None:
 
 
 def test_models(client: Anthropic) -> None:
-    assert [model.id for model in client.models.list(limit=2)] == ["failing", "text", "toy"]
+    assert [model.id for model in client.models.list(limit=2)] == ["failing", "text", "thinker", "toy"]
     model = client.models.retrieve("text")
     assert (model.id, model.type, model.max_input_tokens) == ("text", "model", CONTEXT)
     with pytest.raises(anthropic.NotFoundError):
@@ -164,7 +191,7 @@ def test_models(client: Anthropic) -> None:
 def test_a_model_that_the_server_does_not_have(client: Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as raised:
         client.messages.create(model="claude-opus-4-5", max_tokens=5, messages=say("x"))
-    assert raised.value.type == "not_found_error" and "text, toy" in str(raised.value)
+    assert raised.value.type == "not_found_error" and "failing, text" in str(raised.value)
     assert raised.value.request_id and raised.value.body["request_id"] == raised.value.request_id  # type: ignore[index]
 
 
@@ -252,7 +279,7 @@ DEEP = b'{"model":"text","max_tokens":1,"messages":[{"role":"user","content":%b%
         ask("x", tools=[{**WEATHER, "name": f"f{number}"} for number in range(200)]),
         ask("x", tools=[WEATHER, WEATHER]), ask("x", messages=[{"role": "user", "content": {"type": "text"}}]),
         ask("x", tool_choice={"type": "any"}), ask("x", thinking={"type": "enabled", "budget_tokens": "many"}),
-        ask("x", stop_sequences=["x"] * 100), ask("x", messages=[{"role": "user", "content": [{"type": "image"}]}]),
+        ask("x", messages=[{"role": "user", "content": [{"type": "image"}]}]),
         ask("x", tools=[{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"$ref": "https://x"}}}}],
             tool_choice={"type": "any"}),
     ],
@@ -260,6 +287,12 @@ DEEP = b'{"model":"text","max_tokens":1,"messages":[{"role":"user","content":%b%
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 def test_wrong_bodies_get_400(server: BayProcess, path: str, body: Any) -> None:
     check_error(post(server, body, path), 400, "invalid_request_error")
+
+
+def test_limits(server: BayProcess) -> None:
+    assert "server.limits.stop" in check_error(
+        post(server, ask("x", stop_sequences=["x"] * 100)), 400, "invalid_request_error"
+    )
 
 
 def test_other_refusals_have_the_same_form(server: BayProcess) -> None:
