@@ -123,7 +123,7 @@ hostile: engines
 
 # Before a push: every kind of test, about 18 minutes on two cores once the engines are installed.
 test: $(VENV)/.dev
-	$(MAKE) --no-print-directory -j 4 check engines node agents chromium
+	$(MAKE) --no-print-directory -j 4 check engines node agents clients chromium
 	$(MAKE) --no-print-directory unit
 	$(PYTEST) $(REAL) -m "not slow and not alone" $(PARALLEL)
 	$(PYTEST) $(REAL) -m "alone and not slow"

@@ -13,6 +13,7 @@ from anthropic import Anthropic
 
 from tests.integration.server.bay_process import BayProcess, run_server
 from tests.integration.server.claude_code_request import HEADERS, SYSTEM_CHARS, build_claude_code_request
+from tests.integration.server.conftest import ServedEngine
 
 HELLO = "Grüß Gott, 世界 🌍!"
 CALL = 'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Århus"}}\n</tool_call>'
@@ -23,6 +24,7 @@ SCRIPTS = {
     "Count.": "one two three four",
     "Read it.": '<tool_call>\n{"name": "Read", "arguments": {"file_path": "/a"}}\n</tool_call>',
 }
+THOUGHT = "They greet me."
 CONTEXT = 120_000
 WEATHER: Any = {
     "name": "get_weather",
@@ -36,7 +38,17 @@ def server() -> Iterator[BayProcess]:
     settings = {"script_by_prompt": SCRIPTS, "context_length": CONTEXT}
     failing = {"engine": "fake", "fake": {"script": HELLO, "fail_after_tokens": 5}}
     text = {"engine": "fake", "tool_format": "hermes", "fake": settings}
-    models = {"text": text, "toy": {"engine": "fake", "fake": {"context_length": 256}}, "failing": failing}
+    thinker = {
+        "engine": "fake",
+        "reasoning_format": "think",
+        "fake": {"script": f"<think>{THOUGHT}</think>\n\n{HELLO}"},
+    }
+    models: dict[str, Any] = {
+        "text": text,
+        "thinker": thinker,
+        "toy": {"engine": "fake", "fake": {"context_length": 256}},
+        "failing": failing,
+    }
     with run_server(config={"models": models, "server": {"limits": {"body_bytes": 1 << 20}}}) as running:
         yield running
 
@@ -121,6 +133,22 @@ def test_a_json_schema(client: Anthropic) -> None:
     assert message.content[0].type == "text" and set(json.loads(message.content[0].text)) == {"city"}
 
 
+def test_thinking(client: Anthropic) -> None:
+    asked: dict[str, Any] = ask("x", model="thinker", thinking={"type": "adaptive"})
+    with client.messages.stream(**asked) as stream:
+        message = stream.get_final_message()
+    thinking, answer = message.content
+    assert thinking.type == "thinking" and thinking.thinking == THOUGHT and thinking.signature
+    assert answer.type == "text" and answer.text.strip() == HELLO
+    assert message.usage.output_tokens_details is not None
+    assert message.usage.output_tokens > message.usage.output_tokens_details.thinking_tokens >= len(THOUGHT)
+    whole = client.messages.create(**asked)
+    assert [block.type for block in whole.content] == ["thinking", "text"] and whole.usage == message.usage
+    asked["messages"] = [*asked["messages"], message.to_param(), *say("Again.")]
+    hidden = client.messages.create(**{**asked, "thinking": {"type": "adaptive", "display": "omitted"}})
+    assert hidden.content[0].type == "thinking" and not hidden.content[0].thinking and hidden.content[0].signature
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_stop_sequences(client: Anthropic, streams: bool) -> None:
     asked = ask("Count.", stop_sequences=[" five", " three"])
@@ -153,7 +181,7 @@ def test_count_tokens(client: Anthropic) -> None:
 
 
 def test_models(client: Anthropic) -> None:
-    assert [model.id for model in client.models.list(limit=2)] == ["failing", "text", "toy"]
+    assert [model.id for model in client.models.list(limit=2)] == ["failing", "text", "thinker", "toy"]
     model = client.models.retrieve("text")
     assert (model.id, model.type, model.max_input_tokens) == ("text", "model", CONTEXT)
     with pytest.raises(anthropic.NotFoundError):
@@ -163,7 +191,7 @@ def test_models(client: Anthropic) -> None:
 def test_a_model_that_the_server_does_not_have(client: Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as raised:
         client.messages.create(model="claude-opus-4-5", max_tokens=5, messages=say("x"))
-    assert raised.value.type == "not_found_error" and "text, toy" in str(raised.value)
+    assert raised.value.type == "not_found_error" and "failing, text" in str(raised.value)
     assert raised.value.request_id and raised.value.body["request_id"] == raised.value.request_id  # type: ignore[index]
 
 
@@ -183,6 +211,23 @@ def test_errors(client: Anthropic) -> None:
 
 def test_a_failed_response_is_a_500(server: BayProcess) -> None:
     check_error(post(server, ask("x", model="failing")), 500, "api_error")
+
+
+def test_every_engine(served: ServedEngine) -> None:
+    client = Anthropic(base_url=served.server.url, api_key="none", max_retries=0, timeout=120)
+    prefilled: Any = [
+        *say("What is the capital of France?"),
+        {"role": "assistant", "content": "The capital of France is"},
+    ]
+    asked: dict[str, Any] = {"model": "text", "messages": prefilled, "max_tokens": 8, "extra_body": {"temperature": 0}}
+    with client.messages.stream(**asked) as stream:
+        message = stream.get_final_message()
+    counted = client.messages.count_tokens(model="text", messages=prefilled)
+    read = message.usage.cache_read_input_tokens or 0
+    assert message.usage.input_tokens + read == counted.input_tokens
+    assert message.stop_reason in ("max_tokens", "end_turn") and 1 <= message.usage.output_tokens <= 8
+    if served.engine != "fake":
+        assert message.content[0].type == "text" and "Paris" in message.content[0].text
 
 
 # Claude Code
@@ -234,7 +279,7 @@ DEEP = b'{"model":"text","max_tokens":1,"messages":[{"role":"user","content":%b%
         ask("x", tools=[{**WEATHER, "name": f"f{number}"} for number in range(200)]),
         ask("x", tools=[WEATHER, WEATHER]), ask("x", messages=[{"role": "user", "content": {"type": "text"}}]),
         ask("x", tool_choice={"type": "any"}), ask("x", thinking={"type": "enabled", "budget_tokens": "many"}),
-        ask("x", stop_sequences=["x"] * 100), ask("x", messages=[{"role": "user", "content": [{"type": "image"}]}]),
+        ask("x", messages=[{"role": "user", "content": [{"type": "image"}]}]),
         ask("x", tools=[{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"$ref": "https://x"}}}}],
             tool_choice={"type": "any"}),
     ],
@@ -242,6 +287,12 @@ DEEP = b'{"model":"text","max_tokens":1,"messages":[{"role":"user","content":%b%
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 def test_wrong_bodies_get_400(server: BayProcess, path: str, body: Any) -> None:
     check_error(post(server, body, path), 400, "invalid_request_error")
+
+
+def test_limits(server: BayProcess) -> None:
+    assert "server.limits.stop" in check_error(
+        post(server, ask("x", stop_sequences=["x"] * 100)), 400, "invalid_request_error"
+    )
 
 
 def test_other_refusals_have_the_same_form(server: BayProcess) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from enginebay.contract.engine_messages import Usage
 from enginebay.server.api.anthropic.conversation_input import SIGNATURE, sign_hidden_thinking
@@ -19,6 +20,7 @@ from enginebay.server.api.anthropic.message_objects import (
     StopReason,
     TextBlockObject,
     ThinkingBlockObject,
+    ThinkingTokensObject,
     ToolUseBlockObject,
 )
 from enginebay.text.output_events import AnswerText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
@@ -119,12 +121,13 @@ def find_end(
     return MessageEnd("end_turn")
 
 
-def encode_message_usage(usage: Usage) -> MessageUsageObject:
+def encode_message_usage(usage: Usage, thinking_tokens: int | None = None) -> MessageUsageObject:
     """Encode the usage. Here, tokens read from the cache are not among the input tokens."""
     return MessageUsageObject(
         input_tokens=max(0, usage.prompt_tokens - usage.cached_tokens),
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.completion_tokens,
+        output_tokens_details=UNSET if thinking_tokens is None else ThinkingTokensObject(thinking_tokens),
     )
 
 
@@ -136,10 +139,10 @@ class MessageEncoder:
     model: str
     hides_thinking: bool = False
 
-    def encode_message(self, content: Sequence[ContentBlock], usage: Usage, end: MessageEnd) -> bytes:
+    def encode_message(self, content: Sequence[ContentBlock], usage: MessageUsageObject, end: MessageEnd) -> bytes:
         message = MessageObject(
             id=self.id, model=self.model, content=[self._encode_block(block) for block in content],
-            stop_reason=end.reason, stop_sequence=end.stop_sequence, usage=encode_message_usage(usage),
+            stop_reason=end.reason, stop_sequence=end.stop_sequence, usage=usage,
         )  # fmt: skip
         return _encode(message)
 
@@ -208,9 +211,9 @@ class MessageEventEncoder:
             return before
         return before + _encode_delta(block, text) if text else before
 
-    def encode_closing(self, usage: Usage, end: MessageEnd) -> bytes:
+    def encode_closing(self, usage: MessageUsageObject, end: MessageEnd) -> bytes:
         delta = {"stop_reason": end.reason, "stop_sequence": end.stop_sequence, "stop_details": None, "container": None}
-        fields = {"delta": delta, "usage": encode_message_usage(usage)}
+        fields = {"delta": delta, "usage": usage}
         return self._close_block() + _encode_sse_event("message_delta", fields) + _encode_sse_event("message_stop", {})
 
     def _switch_block(self, block: ContentBlock) -> bytes:

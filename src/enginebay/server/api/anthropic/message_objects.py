@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from enginebay.server.encoding.choice_state import NonNegative, about
 
@@ -41,6 +41,10 @@ class ToolUseBlockObject(Struct, kw_only=True):
 ContentBlockObject = dict[str, Any]  # one of the three: msgspec takes no untagged union of structs
 
 
+class ThinkingTokensObject(Struct):
+    thinking_tokens: Annotated[NonNegative, about("Tokens of the thought, with its tags.")]
+
+
 class MessageUsageObject(Struct, kw_only=True):
     """Counted by the engine. The whole prompt is the sum of the three kinds of input tokens."""
 
@@ -48,6 +52,9 @@ class MessageUsageObject(Struct, kw_only=True):
     cache_creation_input_tokens: Annotated[NonNegative, about("Always 0: prompts are cached without being asked.")] = 0
     cache_read_input_tokens: Annotated[NonNegative, about("Prompt tokens whose KV cache was reused.")] = 0
     output_tokens: NonNegative
+    output_tokens_details: Annotated[
+        ThinkingTokensObject | UnsetType, about("For a model with a reasoning format.")
+    ] = UNSET
 
 
 class MessageObject(Struct, kw_only=True):

@@ -1,6 +1,7 @@
 """Translates requests of the Messages API into chat requests. Pure.
 
-Nothing is dropped silently: a field that cannot change the response is named as ignored, others are refused with a hint.
+Nothing is dropped silently: what cannot change the response is named as ignored, the rest is refused with a hint. The fields of the
+body itself that are ignored or refused are in `fields.field_table`.
 """
 
 from __future__ import annotations
@@ -20,19 +21,6 @@ from enginebay.server.api.anthropic.schemas import MessagesBody, MessagesPrompt
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.util.limit_errors import make_limit_error
 
-_ACCOUNT = "has no meaning on this server"
-_IGNORED = {
-    "cache_control": "every prompt is cached",
-    "container": "there are no containers",
-    "context_management": "the client manages the context",
-    "diagnostics": _ACCOUNT,
-    "inference_geo": _ACCOUNT,
-    "service_tier": "there is one tier",
-    "speed": _ACCOUNT,
-    "user_profile_id": _ACCOUNT,
-    "workspace_id": _ACCOUNT,
-    "betas": _ACCOUNT,
-}
 # Tools that run on Anthropic's servers, by the start of their type.
 _SERVER_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "advisor", "mcp_toolset")
 _TOOL_FIELDS = frozenset(("type", "name", "description", "input_schema", "strict"))
@@ -54,13 +42,6 @@ class TranslatedMessages:
 def translate_messages(body: MessagesPrompt, limits: ServerLimits, accepts_images: bool) -> TranslatedMessages:
     """Return the chat. Raise `RequestError` that names the field."""
     notes = InputNotes()
-    for name, reason in _IGNORED.items():
-        if getattr(body, name) is not None:
-            notes.ignore(name, reason)
-    if body.mcp_servers:
-        raise Unsupported(
-            "the server connects to no MCP servers", "let the client connect, and send their tools", param="mcp_servers"
-        )
     messages = to_chat_messages(body, limits, notes, accepts_images)
     tools = _to_chat_tools(body.tools, limits, notes)
     choice, parallel = _to_tool_choice(body.tool_choice, tools, notes)
@@ -125,7 +106,7 @@ def _to_chat_tool(tool: Mapping[str, Any], where: str, notes: InputNotes) -> dic
     """Return the tool of a chat, or None for one that runs on Anthropic's servers."""
     kind = tool.get("type")
     if isinstance(kind, str) and kind.startswith(_SERVER_TOOLS):
-        notes.ignore(f"tools.{tool.get('name') or kind}", "it runs on Anthropic's servers")
+        notes.ignore(f"tools.{read_string(tool, 'name', where, 'tools')}", "it runs on Anthropic's servers")
         return None
     if kind not in (None, "custom"):
         raise Unsupported(

@@ -22,18 +22,18 @@ class MessagesPrompt(Struct, forbid_unknown_fields=True, kw_only=True):
     thinking: JsonObject | None = None
     output_config: JsonObject | None = None
     output_format: JsonObject | None = None
-    mcp_servers: list[JsonObject] | None = None
-    # Ignored, and named in x-enginebay-ignored.
-    cache_control: JsonObject | None = None
-    container: str | JsonObject | None = None
-    context_management: JsonObject | None = None
-    diagnostics: JsonObject | None = None
-    inference_geo: str | None = None
-    service_tier: str | None = None
-    speed: str | None = None
-    user_profile_id: str | None = None
-    workspace_id: str | None = None
-    betas: list[str] | None = None
+    # Ignored or refused: see `fields.field_table`.
+    mcp_servers: Any = None
+    cache_control: Any = None
+    container: Any = None
+    context_management: Any = None
+    diagnostics: Any = None
+    inference_geo: Any = None
+    service_tier: Any = None
+    speed: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
+    betas: Any = None
 
 
 class MessagesBody(MessagesPrompt, forbid_unknown_fields=True, kw_only=True):

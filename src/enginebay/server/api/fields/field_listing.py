@@ -15,6 +15,9 @@ _ENDPOINTS = {
     "ChatBody": "chat",
     "CompletionBody": "completions",
     "ResponsesBody": "responses",
+    "CompactBody": "compact",
+    "MessagesBody": "messages",
+    "CountTokensBody": "count_tokens",
     "EmbeddingBody": "embeddings",
 }
 _START, _END = "<!-- fields: start -->\n", "<!-- fields: end -->\n"

@@ -119,11 +119,35 @@ _RESPONSES = (
     ),
 )  # fmt: skip
 
+_CACHED = "every prompt is cached"
+_MESSAGES_PROMPT = (
+    ignore("cache_control", _CACHED),
+    ignore("container", "there are no containers"),
+    ignore("context_management", "the client manages the context"),
+    ignore("diagnostics", "nothing is stored"),
+    ignore("inference_geo", "the model runs where the server is"),
+    ignore("service_tier", "there is one tier"),
+    ignore("speed", "there is one speed"),
+    ignore("user_profile_id", "nothing depends on it"),
+    ignore("workspace_id", "nothing depends on it"),
+    ignore("betas", "nothing depends on it"),
+    ignore("tools", "tools of Anthropic's servers, such as web_search, are left out", depends=True),
+    translate("thinking", "passed to the chat template, if it has such a switch", depends=True),
+    translate("output_config", "effort: passed to the chat template, if it has such a switch", depends=True),
+    refuse(
+        "mcp_servers", "the server connects to no MCP servers", "let the client connect, and send their tools",
+        neutral=([],),
+    ),
+)  # fmt: skip
+_MESSAGES = (*_MESSAGES_PROMPT, translate("max_tokens", "beyond the context: cut to what is left of it", depends=True))
+
 FIELD_TABLE: dict[str, RuleSet] = {
     "ChatBody": RuleSet(_CHAT),
     "CompletionBody": RuleSet(_COMPLETION),
     "ResponsesBody": RuleSet(_RESPONSES),
     "CompactBody": RuleSet(_COMPACT),
+    "MessagesBody": RuleSet(_MESSAGES),
+    "CountTokensBody": RuleSet(_MESSAGES_PROMPT),
     "EmbeddingBody": RuleSet((ignore("user", "nothing depends on it"),)),
 }
 

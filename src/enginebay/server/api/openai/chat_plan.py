@@ -73,14 +73,16 @@ async def count_chat_tokens(request_context: RequestContext, session: ModelSessi
     """Return the tokens of the prompt, which may exceed the context. Notes a count that is not exact."""
     tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
     extras = _collect_extras(body, tools, session)
+    switches = translate_switches(request_context, session, ThinkingFields.read_chat(body))
     request = GenerateRequest(messages=tools.with_preface(body.messages), sampling=sampling, extras=extras)
     if session.client.spec.renders:
         request_context.translated["input_tokens"] = "estimated: a remote server tokenizes"
         return estimate_prompt_tokens(request)
     bound = PromptBound(get_tokenize_limit(session.client.facts.context_length))
-    encode, options = session.client.prompt_encoder.encode_request, _collect_template_options(body, tools)
+    options = _collect_template_options(body, tools) | switches.template_options
     try:
         async with enter_tokenizer(request_context):
+            encode = session.client.prompt_encoder.encode_request
             return len(await encode(request, request_context.has_large_body, bound, **options))
     except TextTooLong as error:
         request_context.translated["input_tokens"] = "at least as many: the prompt is too long to count"

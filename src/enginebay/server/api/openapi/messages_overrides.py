@@ -105,23 +105,15 @@ MESSAGES_COMPONENTS: dict[str, Schema] = {
 
 _FIELD_SCHEMAS: dict[str, Schema] = {
     "messages": array(ref("MessagesMessage"), minItems=1),
-    "system": _TEXTS,
+    "system": any_of(STRING, array(ref("MessagesTextBlock"))),
     "tools": array(ref("MessagesTool")),
     "tool_choice": ref("MessagesToolChoice"),
     "thinking": ref("MessagesThinking"),
     "output_config": ref("MessagesOutputConfig"),
     "output_format": ref("MessagesOutputFormat"),
-    "mcp_servers": array(OBJECT, maxItems=0),
-    "service_tier": STRING,
-    "context_management": OBJECT,
 }
 MESSAGES_FIELD_SCHEMAS = {(body, field): schema for body in _BODIES for field, schema in _FIELD_SCHEMAS.items()}
 
-_IGNORED = "Ignored, and named in x-enginebay-ignored."
-_IGNORED_FIELDS = (
-    "cache_control", "container", "context_management", "diagnostics", "inference_geo", "service_tier", "speed",
-    "user_profile_id", "workspace_id", "betas",
-)  # fmt: skip
 _FIELD_DESCRIPTIONS = {
     "system": "The system prompt: a string or text blocks.",
     "tools": "Tools that the model may call. Those of Anthropic's servers are ignored.",
@@ -129,8 +121,6 @@ _FIELD_DESCRIPTIONS = {
     "thinking": "Whether the model thinks first, and for how many tokens, for chat templates with such a switch.",
     "output_config": "effort: how much the model thinks. format: a JSON schema that the text matches.",
     "output_format": "The older name of output_config.format.",
-    "mcp_servers": "Not supported: let the client connect to them, and send their tools.",
-    **dict.fromkeys(_IGNORED_FIELDS, _IGNORED),
 }
 MESSAGES_FIELD_DESCRIPTIONS = {
     **{f"{body}.{field}": text for body in _BODIES for field, text in _FIELD_DESCRIPTIONS.items()},

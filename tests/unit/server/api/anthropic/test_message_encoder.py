@@ -58,7 +58,9 @@ def encode_whole(
     events: Sequence[OutputEvent], *, hides_thinking: bool = False, end: MessageEnd = END
 ) -> dict[str, Any]:
     """Return the JSON body. Check it against the SDK's type and our own."""
-    body = make_encoder(hides_thinking=hides_thinking).encode_message(collect_blocks(events, make_blocks()), USAGE, end)
+    body = make_encoder(hides_thinking=hides_thinking).encode_message(
+        collect_blocks(events, make_blocks()), encode_message_usage(USAGE), end
+    )
     found: dict[str, Any] = json.loads(body)
     Message.model_validate(found)
     assert msgspec.to_builtins(msgspec.convert(found, MessageObject)) == found
@@ -86,7 +88,9 @@ def encode_stream(
 ) -> list[dict[str, Any]]:
     encoder = MessageEventEncoder(make_encoder(hides_thinking=hides_thinking), make_blocks(), 50)
     encoded = [encoder.encode_event(event) for event in events]
-    return parse_stream(b"".join([encoder.encode_opening(), *encoded, encoder.encode_closing(USAGE, end)]))
+    return parse_stream(
+        b"".join([encoder.encode_opening(), *encoded, encoder.encode_closing(encode_message_usage(USAGE), end)])
+    )
 
 
 def accumulate(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -114,6 +118,11 @@ def test_the_usage_excludes_cached_tokens_from_the_input() -> None:
     assert found == {
         "input_tokens": 18, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 32, "output_tokens": 3
     }  # fmt: skip
+
+
+def test_the_tokens_of_a_thought() -> None:
+    found = msgspec.to_builtins(encode_message_usage(USAGE, 2))
+    assert found["output_tokens_details"] == {"thinking_tokens": 2}
 
 
 def test_thinking_text_and_calls_are_blocks_in_order() -> None:
@@ -155,7 +164,7 @@ def test_texts_of_a_flush_are_one_event_each() -> None:
     stream = (
         encoder.encode_texts(["\n"]) + encoder.encode_texts(["He", "ll"]) + encoder.encode_texts(["o", '"\n', "世"])
     )
-    events = parse_stream(encoder.encode_opening() + stream + encoder.encode_closing(USAGE, END))
+    events = parse_stream(encoder.encode_opening() + stream + encoder.encode_closing(encode_message_usage(USAGE), END))
     deltas = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
     assert deltas == ["\nHe", "ll", "o", '"\n', "世"]
 

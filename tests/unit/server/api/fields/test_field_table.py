@@ -11,6 +11,7 @@ import pytest
 
 from enginebay.config.sections.server_section import ServerConfig
 from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.api.anthropic.schemas import CountTokensBody, MessagesBody
 from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.fields.field_listing import update_page
 from enginebay.server.api.fields.field_rules import FieldRule, Treatment
@@ -27,6 +28,8 @@ BODIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "CompletionBody": (schemas.CompletionBody, {"model": "m", "prompt": "hi"}),
     "ResponsesBody": (schemas.ResponsesBody, {"model": "m", "input": "hi"}),
     "CompactBody": (CompactBody, {"model": "m", "input": "hi"}),
+    "MessagesBody": (MessagesBody, {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}),
+    "CountTokensBody": (CountTokensBody, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
     "EmbeddingBody": (schemas.EmbeddingBody, {"model": "m", "input": "hi"}),
 }
 RULES = [(body, rule) for body, rules in FIELD_TABLE.items() for rule in rules.rules.values()]
