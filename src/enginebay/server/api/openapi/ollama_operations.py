@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from enginebay.server.api.openapi.schema_builders import (
-    NULL,
     OBJECT,
     STRING,
     Schema,
@@ -116,8 +115,6 @@ OLLAMA_FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
         for body in ("OllamaChatBody", "OllamaGenerateBody", "OllamaEmbedBody", "OllamaEmbeddingsBody")
     },
     ("OllamaGenerateBody", "images"): nullable(array(STRING)),
-    ("OllamaShowBody", "name"): NULL,
-    ("OllamaPullBody", "name"): NULL,
 }
 
 _UNFIT = "Ignored: a prompt that does not fit the context is refused."

@@ -74,6 +74,8 @@ def build_request_schemas(
         if "model" in properties and names and name not in _ANY_MODEL:
             properties["model"] = {"description": FIELD_DESCRIPTIONS["model"], "type": "string", **enum(*names)}
         schema.update(BODY_RULES.get(name, {}))
+    for struct in _NESTED:
+        del components[struct.__name__]["additionalProperties"]  # unknown ones are ignored by name
     return {**components, **INPUT_COMPONENTS}
 
 
