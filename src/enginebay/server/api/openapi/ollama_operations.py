@@ -85,6 +85,9 @@ OLLAMA_OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
 
 _CALLS = array(obj({"id": STRING, "function": obj({"name": STRING, "arguments": OBJECT})}, ("id",)))
 OLLAMA_COMPONENTS: dict[str, Schema] = {
+    "OllamaTool": obj(
+        {"type": const("function"), "function": {"$ref": "#/components/schemas/Tool/properties/function"}}, ("type",)
+    ),
     "OllamaInputMessage": obj(
         {
             "role": enum("system", "user", "assistant", "tool"),
@@ -101,6 +104,7 @@ OLLAMA_COMPONENTS: dict[str, Schema] = {
 
 OLLAMA_FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("OllamaChatBody", "messages"): array(ref("OllamaInputMessage")),
+    ("OllamaChatBody", "tools"): array(ref("OllamaTool")),
     ("OllamaGenerateBody", "prompt"): STRING,
     ("OllamaGenerateBody", "template"): const(""),
     ("OllamaGenerateBody", "context"): array({"type": "integer"}, maxItems=0),
