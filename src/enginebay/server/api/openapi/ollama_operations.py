@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from enginebay.server.api.openapi.schema_builders import (
-    NULL,
     OBJECT,
     STRING,
     Schema,
@@ -86,6 +85,9 @@ OLLAMA_OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
 
 _CALLS = array(obj({"id": STRING, "function": obj({"name": STRING, "arguments": OBJECT})}, ("id",)))
 OLLAMA_COMPONENTS: dict[str, Schema] = {
+    "OllamaTool": obj(
+        {"type": const("function"), "function": {"$ref": "#/components/schemas/Tool/properties/function"}}, ("type",)
+    ),
     "OllamaInputMessage": obj(
         {
             "role": enum("system", "user", "assistant", "tool"),
@@ -105,6 +107,7 @@ _KEEP_ALIVE = any_of({"type": "number"}, {"type": "string", "pattern": r"^[+-]?\
 
 OLLAMA_FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("OllamaChatBody", "messages"): array(ref("OllamaInputMessage")),
+    ("OllamaChatBody", "tools"): array(ref("OllamaTool")),
     ("OllamaGenerateBody", "prompt"): STRING,
     ("OllamaGenerateBody", "template"): const(""),
     ("OllamaGenerateBody", "context"): array({"type": "integer"}, maxItems=0),
@@ -114,8 +117,6 @@ OLLAMA_FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("OllamaGenerateBody", "format"): any_of(enum("", "json"), ref("JsonSchema")),
     **{(body, "options"): ref("OllamaOptions") for body in _BODIES_WITH_OPTIONS},
     ("OllamaGenerateBody", "images"): nullable(array(STRING)),
-    ("OllamaShowBody", "name"): NULL,
-    ("OllamaPullBody", "name"): NULL,
 }
 
 _UNFIT = "Ignored: a prompt that does not fit the context is refused."
