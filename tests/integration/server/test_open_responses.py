@@ -113,7 +113,12 @@ def test_tool_calling(server: BayProcess) -> None:
     assert found["tools"] == [{**WEATHER, "strict": None}]
     events = stream(server, "What's the weather like in San Francisco?", tools=[WEATHER])
     kinds = [event["type"] for event in events]
-    for kind in ("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"):
+    for kind in (
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ):
         assert f"response.{kind}" in kinds
 
 
@@ -161,7 +166,9 @@ def test_the_two_turns_of_a_custom_tool(server: BayProcess) -> None:
     [call] = events[-1]["response"]["output"]
     assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "patch", 'a "b"\nc')
     output = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
-    following = create(server, [output, say("user", "And?")], previous_response_id=events[-1]["response"]["id"], tools=tools)
+    following = create(
+        server, [output, say("user", "And?")], previous_response_id=events[-1]["response"]["id"], tools=tools
+    )
     assert following["status"] == "completed" and following["tools"] == tools
 
 

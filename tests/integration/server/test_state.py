@@ -38,7 +38,9 @@ def client(server: BayProcess) -> OpenAI:
 
 
 def create(client: OpenAI, input_: Any = "hi", **fields: Any) -> Any:
-    return client.responses.create(**{"model": "toy", "input": input_, "max_output_tokens": 4, "temperature": 0, **fields})
+    return client.responses.create(
+        **{"model": "toy", "input": input_, "max_output_tokens": 4, "temperature": 0, **fields}
+    )
 
 
 def wait_for(client: OpenAI, response_id: str, *statuses: str) -> Any:

@@ -81,7 +81,9 @@ def test_servers_are_killed_at_random(tmp_path: Path) -> None:
     config = build_config({"step_s": 0.001}, workers=2)
     environ = {"ENGINEBAY_HOME": str(tmp_path)}
     with run_server(config=config, environ=environ, exit_code=-signal.SIGKILL) as server:
-        background = post(server, "/v1/responses", {**BODY, "input": "x", "background": True, "max_output_tokens": 3000})
+        background = post(
+            server, "/v1/responses", {**BODY, "input": "x", "background": True, "max_output_tokens": 3000}
+        )
         writers = [_Writer(server, number) for number in range(4)]
         for writer in writers:
             writer.start()
