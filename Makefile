@@ -13,7 +13,7 @@ PARALLEL ?= -n 2 --dist loadscope --no-loadscope-reorder
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
 REAL := tests/browser tests/contract tests/hostile tests/integration
 
-.PHONY: install lock lock-engines serve run node agents clients chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-router bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
+.PHONY: install lock lock-engines serve run node agents clients chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-state bench-router bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -150,6 +150,10 @@ test-all: test-ci
 bench-server: engines
 	failed=0; for part in gateway_comparison dialect_comparison process_scaling native_comparison; do \
 	  ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.server.$$part || failed=1; done; exit $$failed
+
+# What stored responses cost; nothing where `store` is false. A minute.
+bench-state: $(VENV)/.dev
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.server.state_cost
 
 # Random hostile requests on every engine, a minute each or ENGINEBAY_FUZZ_S seconds. What they find joins the corpus in tests/hostile.
 fuzz: engines

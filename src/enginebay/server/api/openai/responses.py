@@ -87,8 +87,10 @@ async def _create_response(context: ServerContext, request_context: RequestConte
         return
     remember_locally(request_context, turn, writer.response)
     if background is not None:
+        writer.write_end()  # the last events are stored before the status
         await background.finish(writer.response)
-    elif turn.stores:
+        return
+    if turn.stores:
         await store_turn(context, request_context, turn, writer.response)
     writer.write_end()
 
