@@ -43,7 +43,9 @@ class ServerContext:
     crash_guard: CrashGuard | None = None
     tokenizer_queue: AdmissionQueue | None = None  # for large bodies
     draining: bool = False
-    run_exchange: Callable[[Exchange], Awaitable[object]] | None = None  # handles a request within another, such as a message
+    run_exchange: Callable[[Exchange], Awaitable[object]] | None = (
+        None  # handles a request within another, such as a message
+    )
 
     async def acquire_session(
         self, request_context: RequestContext, name: str, *, stream: bool = False
@@ -107,3 +109,8 @@ class Route(NamedTuple):
     rate_limited: bool = False  # counts against the key's rate limits
     body_limit: str = "body_bytes"  # the key of `server.limits` that bounds the body
     takes_form: bool = False  # multipart/form-data, as `exchange.form`
+
+    @property
+    def has_body_rule(self) -> bool:
+        """Whether it takes other bodies than most endpoints."""
+        return self.takes_form or self.body_limit != "body_bytes"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +41,9 @@ class SocketClient(MemoryClient):
 
     def __init__(self, read_bytes: int = 10**9, budgets: ClientBudgets | None = None, **changes: Any) -> None:
         self.sockets: list[WebSocketConnection | None] = []
-        super().__init__(lambda exchange: self.sockets.append(exchange.accept_websocket()), read_bytes, replace(ROOM, **changes))
+        super().__init__(
+            lambda exchange: self.sockets.append(exchange.accept_websocket()), read_bytes, replace(ROOM, **changes)
+        )
         if budgets is not None:
             self.budgets = self.connection._budgets = budgets
         self.send(build_upgrade())
@@ -81,7 +85,11 @@ async def test_the_handshake() -> None:
     assert (exchange.method, exchange.path, exchange.status) == ("WEBSOCKET", "/socket", 101)
     assert client.connections == {client.socket} and client.budgets.websockets.held == 1
     client.transport.protocol.connection_lost(None)
-    assert client.connections == set() and client.budgets.websockets.held == 0 and client.budgets.websockets._by_client == {}
+    assert (
+        client.connections == set()
+        and client.budgets.websockets.held == 0
+        and client.budgets.websockets._by_client == {}
+    )
 
 
 async def test_a_frame_right_behind_the_handshake() -> None:
@@ -221,7 +229,11 @@ async def test_a_ping_within_a_message_is_answered_at_once() -> None:
         pytest.param(build_frame(TEXT, b"\xc0\xaf"), 1007, id="overlong"),
         pytest.param(build_frame(TEXT, b"\xf4\x90\x80\x80"), 1007, id="beyond Unicode"),
         pytest.param(build_frame(TEXT, "ä".encode()[:1]), 1007, id="half a character"),
-        pytest.param(build_frame(TEXT, b"\xce", fin=False) + build_frame(CONTINUATION, b"\xff"), 1007, id="invalid across fragments"),
+        pytest.param(
+            build_frame(TEXT, b"\xce", fin=False) + build_frame(CONTINUATION, b"\xff"),
+            1007,
+            id="invalid across fragments",
+        ),
         pytest.param(build_frame(CLOSE, b"x"), 1002, id="a close of one byte"),
         pytest.param(build_close(1000, b"\xff"), 1007, id="a close reason that is not UTF-8"),
         pytest.param(build_close(999), 1002, id="close code 999"),
@@ -246,11 +258,19 @@ async def test_malformed_frames(frames: bytes, code: int) -> None:
 
 
 async def test_a_character_across_fragments_is_valid() -> None:
-    client = SocketClient().send(*(build_frame(TEXT if not number else CONTINUATION, bytes([byte]), fin=number == 3) for number, byte in enumerate("𝄞".encode())))
+    client = SocketClient().send(
+        *(
+            build_frame(TEXT if not number else CONTINUATION, bytes([byte]), fin=number == 3)
+            for number, byte in enumerate("𝄞".encode())
+        )
+    )
     assert client.messages == ["𝄞".encode()]
 
 
-@pytest.mark.parametrize(("sent", "code"), [(b"", None), (b"\x03\xe8", 1000), (b"\x03\xe9bye", 1001), (b"\x0b\xb8", 3000), (b"\x13\x87", 4999)])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(b"", None), (b"\x03\xe8", 1000), (b"\x03\xe9bye", 1001), (b"\x0b\xb8", 3000), (b"\x13\x87", 4999)],
+)
 async def test_a_close_is_answered_with_its_code(sent: bytes, code: int | None) -> None:
     client = SocketClient().send(build_frame(CLOSE, sent))
     [(opcode, payload)] = client.frames
@@ -425,7 +445,10 @@ async def test_a_reader_that_catches_up_goes_on() -> None:
 
 
 async def test_a_client_that_leaves_cancels_its_answer() -> None:
-    for leave in (lambda client: client.transport.protocol.connection_lost(None), lambda client: client.send(build_close(1001))):
+    for leave in (
+        lambda client: client.transport.protocol.connection_lost(None),
+        lambda client: client.send(build_close(1001)),
+    ):
         client = SocketClient()
         exchange = Exchange(client.socket, "MESSAGE", "/socket", {})
         closed: list[bool] = []
@@ -452,3 +475,15 @@ async def test_a_server_that_stops() -> None:
     assert client.frames == [] and client.socket.busy
     client.socket.finish_exchange(exchange)
     client.assert_closed(1001, "stopping")
+
+
+async def test_the_http_connection_is_gone_after_the_handshake() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        client = SocketClient()
+        gone = weakref.ref(client.connection)
+        del client.connection
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -13,7 +13,9 @@ def build_upgrade(path: str = "/socket", headers: str = "", version: str = "13",
     return f"{head}sec-websocket-key: {key}\r\n{headers}\r\n".encode()
 
 
-def build_frame(opcode: int, payload: bytes = b"", *, fin: bool = True, rsv: int = 0, mask: bytes | None = b"mask") -> bytes:
+def build_frame(
+    opcode: int, payload: bytes = b"", *, fin: bool = True, rsv: int = 0, mask: bytes | None = b"mask"
+) -> bytes:
     """A frame of a client. `rsv`: the reserved bits."""
     size, masked = len(payload), 0 if mask is None else 128
     head = bytes([fin << 7 | rsv << 4 | opcode])

@@ -53,9 +53,15 @@ class ResponseChain:
         if kind == "response.processed":
             return None
         if kind != "response.create":
-            raise InvalidRequest(f"the message type {kind[:60]!r} is not supported" if kind else "type is missing", "send response.create", param="type")
+            raise InvalidRequest(
+                f"the message type {kind[:60]!r} is not supported" if kind else "type is missing",
+                "send response.create",
+                param="type",
+            )
         if _decode_field(fields, "background", bool):
-            raise Unsupported("background responses are not possible over a WebSocket", "remove background", param="background")
+            raise Unsupported(
+                "background responses are not possible over a WebSocket", "remove background", param="background"
+            )
         stream_id = _decode_field(fields, "stream_id", str)
         if stream_id is not None and not _STREAM_ID.fullmatch(stream_id):
             raise InvalidRequest("stream_id must be 1 to 128 printable ASCII characters", param="stream_id")
@@ -71,7 +77,7 @@ class ResponseChain:
 
     def _continue(self, fields: dict[str, Raw]) -> str | None:
         """Put the last response before the input, if the request continues it. Return its id."""
-        previous_id = _decode_field(fields, "previous_response_id", str)
+        previous_id: str | None = _decode_field(fields, "previous_response_id", str)
         if not previous_id or previous_id != self._last_id:
             return None
         del fields["previous_response_id"]

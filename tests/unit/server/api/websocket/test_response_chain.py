@@ -62,7 +62,9 @@ def test_a_warm_up_has_no_output() -> None:
     body = json.loads(warm.body)
     assert body["store"] is False and body["max_output_tokens"] == 1 and "generate" not in body
     finish(chain, warm, "resp_0", [{"never": "sent"}])
-    assert json.loads(read(chain, previous_response_id="resp_0", input=[]).body)["input"] == [{"role": "user", "content": "hi"}]
+    assert json.loads(read(chain, previous_response_id="resp_0", input=[]).body)["input"] == [
+        {"role": "user", "content": "hi"}
+    ]
 
 
 def test_an_input_that_is_no_list_is_left_to_the_endpoint() -> None:

@@ -37,7 +37,9 @@ def test_each_event_is_a_message_and_the_first_has_the_headers() -> None:
     turn.exchange.add_header("x-enginebay-ignored", "verbosity")
     turn.exchange.add_header("access-control-allow-origin", "*")
     turn.exchange.start(200, "text/event-stream", {"cache-control": "no-cache"})
-    turn.exchange.write(encode_event("response.created", response={"id": "r"}) + encode_event("a.delta", delta="data: x\n\n"))
+    turn.exchange.write(
+        encode_event("response.created", response={"id": "r"}) + encode_event("a.delta", delta="data: x\n\n")
+    )
     turn.exchange.end(encode_event("response.completed", response={"id": "r", "output": []}))
     first, second, third = turn.read_messages()
     assert first["headers"] == {"x-enginebay-ignored": "verbosity"} and first["type"] == "response.created"
@@ -55,7 +57,13 @@ def test_comments_are_pings() -> None:
 def test_an_error_before_and_within_the_stream() -> None:
     turn = Turn(stream_id="lane")
     turn.exchange.respond(429, b'{"error":{"message":"m"}}', headers=[("retry-after", "3")])
-    error = {"type": "error", "status": 429, "error": {"message": "m"}, "headers": {"retry-after": "3"}, "stream_id": "lane"}
+    error = {
+        "type": "error",
+        "status": 429,
+        "error": {"message": "m"},
+        "headers": {"retry-after": "3"},
+        "stream_id": "lane",
+    }
     assert turn.read_messages() == [error]
     turn = Turn()
     turn.exchange.start(200, "text/event-stream")
@@ -88,7 +96,9 @@ def test_the_response_names_the_one_before() -> None:
 def test_a_warm_up_sends_no_output() -> None:
     turn = Turn(input="hi", generate=False)
     turn.exchange.start(200, "text/event-stream")
-    turn.exchange.write(encode_event("response.created", response={"id": "r"}) + encode_event("response.output_text.delta", delta="x"))
+    turn.exchange.write(
+        encode_event("response.created", response={"id": "r"}) + encode_event("response.output_text.delta", delta="x")
+    )
     reason = {"reason": "max_output_tokens"}
     response = {"id": "r", "output": [{}], "status": "incomplete", "incomplete_details": reason}
     turn.exchange.end(encode_event("response.incomplete", response=response))
