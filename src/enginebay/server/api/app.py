@@ -51,6 +51,7 @@ class App:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = itertools.count(1)
         self._id_prefix = f"req_{secrets.token_hex(5)}"
+        self._has_body_rules = any(route.has_body_rule for route in context.routes)
         context.run_exchange = self._run_exchange
 
     def handle(self, exchange: Exchange) -> asyncio.Task[None]:
@@ -64,11 +65,13 @@ class App:
         await asyncio.wait([self.handle(exchange)])
 
     def find_body_rule(self, exchange: Exchange) -> BodyRule | None:
+        if not self._has_body_rules:
+            return None
         try:
             route = _find_route(exchange.method, exchange.path)
         except EnginebayError:
             return None
-        if route.body_limit == "body_bytes" and not route.takes_form:
+        if not route.has_body_rule:
             return None
         return BodyRule(getattr(self.context.config.limits, route.body_limit), route.body_limit, route.takes_form)
 

@@ -38,17 +38,19 @@ class BodyReader:
         self, exchange: Exchange, transport: asyncio.Transport, on_failed: Callable[[Exchange, Refusal], None]
     ) -> None:
         """Check what is known of a body before it arrives. `on_failed`: a form could not be stored."""
-        self._parts = []
         self._size = self._wire_bytes = 0
-        headers = exchange.headers
         rule = self._application.find_body_rule(exchange)
-        self._max_bytes, self._limit = (self._settings.max_body_bytes, "body_bytes") if rule is None else rule[:2]
+        if rule is None:
+            self._max_bytes, self._limit = self._settings.max_body_bytes, "body_bytes"
+        else:
+            self._max_bytes, self._limit = rule.max_bytes, rule.limit
+        headers = exchange.headers
         declared = headers.get("content-length", "")
-        size = int(declared) if declared.isdigit() else 0
-        if size > self._max_bytes:
+        size = int(declared) if declared.isdigit() else _UNAUTHENTICATED_BODY_BYTES + 1  # or in chunks
+        if declared and size > self._max_bytes:
             raise self._refuse_size()
         takes_form = rule is not None and rule.takes_form and is_form(headers.get("content-type", ""))
-        if size > _UNAUTHENTICATED_BODY_BYTES or takes_form or "transfer-encoding" in headers:
+        if size > _UNAUTHENTICATED_BODY_BYTES or takes_form:
             refusal = self._application.check_before_body(exchange)
             if refusal is not None:
                 raise Refusal(*refusal)
@@ -66,16 +68,14 @@ class BodyReader:
             raise self._refuse_size()
 
     def add(self, exchange: Exchange, data: bytes) -> None:
-        self._size += len(data)
-        if self._size > self._max_bytes:
+        self._size = held_bytes = self._size + len(data)
+        if held_bytes > self._max_bytes:
             raise self._refuse_size()
-        form = exchange.form
-        if form is None:
-            held_bytes = self._size
+        if exchange.form is None:
             self._parts.append(data)
         else:
-            form.feed(data)
-            held_bytes = form.field_bytes
+            exchange.form.feed(data)
+            held_bytes = exchange.form.field_bytes
         if held_bytes > _UNAUTHENTICATED_BODY_BYTES:
             self._lease(exchange, held_bytes)
 

@@ -54,7 +54,7 @@ class FormSpool:
     def write(self, data: bytearray) -> None:
         """Write to disk. Runs in a thread, one at a time."""
         if self._file is None:  # 0600, and without a name from the start
-            self._file = tempfile.TemporaryFile(dir=self._find_folder(), prefix="form-", buffering=0)
+            self._file = tempfile.TemporaryFile(dir=self._find_folder(), prefix="form-", buffering=0)  # noqa: SIM115
         left = memoryview(data)
         while left:
             left = left[os.write(self._file.fileno(), left) :]
@@ -102,7 +102,7 @@ class Form:
         budget: ClientBudget,
         lease: BudgetLease,
         transport: asyncio.Transport,
-        on_failed: Callable[[Refusal], None],
+        on_failed: Callable[[Refusal], None] | None,
     ) -> None:
         self._settings = settings
         self._budget = budget
@@ -184,7 +184,8 @@ class Form:
     def _continue(self) -> None:
         """Go on after a write: read more of the form, write the rest, or report the end."""
         if self._failure is not None:
-            self._on_failed(self._failure)
+            if self._on_failed is not None:
+                self._on_failed(self._failure)
         elif self._on_complete is None:
             self._transport.resume_reading()
         elif not self._spool.is_complete:
@@ -196,6 +197,8 @@ class Form:
     def close(self) -> None:
         """Give the disk back. May be called twice."""
         self._closed = True
+        self._parser.release()
+        self._on_failed = self._on_complete = None  # they hold the exchange
         self._budget.release(self._lease)
         if self._writing is None:  # else the thread is still using the file
             self._spool.close()

@@ -13,6 +13,7 @@ from enginebay.server.http.refusal import Refusal
 
 _MAX_HEADERS = 16  # of one part
 _MAX_BOUNDARY_BYTES = 70  # RFC 2046
+_MAX_FALSE_DELIMITERS = 256  # boundaries within data: each costs the parser as much as a part
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it logs what clients send
 
@@ -67,6 +68,7 @@ class FormParser:
         self._header_bytes = 0
         self._part: FormPart | None = None
         self._ended = False
+        self._delimiters = 0
         self.parts: list[FormPart] = []
         self.field_bytes = 0
         self._parser = MultipartParser(
@@ -88,6 +90,9 @@ class FormParser:
         """Parse the next bytes. Raise `Refusal`."""
         if self._ended:
             return  # the epilogue has no meaning
+        self._delimiters += data.count(self._parser.boundary)
+        if self._delimiters > self._limits.max_parts + _MAX_FALSE_DELIMITERS:
+            raise self._refuse_parts()
         try:
             self._parser.write(data)
         except MultipartParseError as error:
@@ -102,14 +107,21 @@ class FormParser:
         if not self._ended:
             raise Refusal(400, "the multipart body is incomplete: its closing boundary is missing")
 
+    def release(self) -> None:
+        """Break the reference cycle, so that memory is freed without the garbage collector."""
+        self._parser.callbacks = {}
+
     # Callbacks of the parser
 
     def _begin_part(self) -> None:
         if len(self.parts) >= self._limits.max_parts:
-            raise Refusal(413, f"the form has more than {self._limits.max_parts} parts", "form_parts")
+            raise self._refuse_parts()
         self._headers = {}
         self._header_bytes = 0
         self._part = None
+
+    def _refuse_parts(self) -> Refusal:
+        return Refusal(413, f"the form has more than {self._limits.max_parts} parts", "form_parts")
 
     def _extend_header_name(self, data: bytes, start: int, end: int) -> None:
         self._count_header(end - start)

@@ -31,6 +31,17 @@ from enginebay.server.http.websocket_handshake import check_handshake, is_websoc
 _MAX_PIPELINED = 8  # requests read ahead of the current one
 _NOT_HTTP = "the request is not valid HTTP/1.1"
 _NO_HOST = "a request needs exactly one Host header"
+# Header names that most clients send, in lower case and as written in the RFCs: looking them up is cheaper than decoding.
+_COMMON_NAMES = {
+    spelling.encode(): name
+    for name in (
+        "accept", "accept-encoding", "accept-language", "authorization", "connection", "content-length", "content-type",
+        "host", "openai-organization", "openai-project", "origin", "referer", "traceparent", "user-agent", "x-api-key",
+        "x-request-id", "x-stainless-arch", "x-stainless-async", "x-stainless-lang", "x-stainless-os", "x-stainless-package-version",
+        "x-stainless-read-timeout", "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version",
+    )
+    for spelling in (name, name.title())
+}  # fmt: skip
 
 
 class HttpConnection(asyncio.Protocol):
@@ -204,7 +215,7 @@ class HttpConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is not None:
             return  # trailers are ignored
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        key, text = _COMMON_NAMES.get(name) or name.decode("latin-1").lower(), value.decode("latin-1")
         self._headers[key] = f"{self._headers[key]},{text}" if key in self._headers else text
         if key == "expect" and text.lower() == "100-continue":
             self._expects_continue = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -27,7 +27,7 @@ class HttpSettings:
     max_buffered_bytes: int = 256 << 20  # of large request bodies, in all
     max_client_buffered_bytes: int = 64 << 20
     max_unread_bytes: int = 128 << 20  # of responses to clients that read slowly, in all
-    form_limits: FormLimits = FormLimits()
+    form_limits: FormLimits = field(default_factory=FormLimits)
     max_form_disk_bytes: int = 8 << 30  # of files in forms, in all
     max_client_form_disk_bytes: int = 2 << 30
     find_form_folder: Callable[[], Path] = runtime_dir

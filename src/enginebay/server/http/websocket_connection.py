@@ -28,10 +28,10 @@ from enginebay.server.http.websocket_handshake import encode_acceptance
 _SLICE_BYTES = 8 << 10  # parsed at a time
 _MAX_PARSE_S = 0.005  # before other connections get their turn
 _MAX_QUEUED = 8  # messages that wait for their answer
-_MAX_FRAMES = 1 << 16  # of one message, with the control frames between them
+_MAX_FRAMES = 1 << 14  # of one message, with the control frames between them
 _LEASED_BYTES = 64 << 10  # a message beyond this counts as a large body
 _PING_S = 30.0  # keeps proxies from closing a quiet connection
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+_KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))  # ends half-open connections
 
 NORMAL, GOING_AWAY, PROTOCOL_ERROR, UNSUPPORTED_DATA = 1000, 1001, 1002, 1003
 POLICY_VIOLATION, TOO_BIG, TRY_AGAIN_LATER = 1008, 1009, 1013
@@ -86,11 +86,11 @@ class WebSocketConnection(asyncio.Protocol):
         upgrade.started, upgrade.status = True, 101
         upgrade.move_to(self)
         self._transport = transport
-        with suppress(AttributeError, OSError):  # not TCP
+        with suppress(AttributeError, OSError):  # not TCP, or not Linux
             accepted = transport.get_extra_info("socket")
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
-                accepted.setsockopt(socket.IPPROTO_TCP, option, value)
+                accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         acceptance = encode_acceptance(upgrade.headers)
         self.write(STATUS_LINES[101] + self.common_headers() + upgrade.added_headers + acceptance)
         transport.set_protocol(self)

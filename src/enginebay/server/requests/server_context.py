@@ -117,3 +117,8 @@ class Route(NamedTuple):
     forbidden_hint: str = ""  # what else a caller can do that lacks the scope
     body_limit: str = "body_bytes"  # the key of `server.limits` that bounds the body
     takes_form: bool = False  # multipart/form-data, as `exchange.form`
+
+    @property
+    def has_body_rule(self) -> bool:
+        """Whether it takes other bodies than most endpoints."""
+        return self.takes_form or self.body_limit != "body_bytes"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -53,9 +55,9 @@ def read_form(exchange: Exchange) -> Form:
 @pytest.fixture(autouse=True)
 def open_files() -> Iterator[None]:
     """No test leaves a file open."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     yield
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 async def wait_for(client: MemoryClient) -> None:
@@ -124,22 +126,9 @@ async def test_a_large_file_goes_to_an_unlinked_private_file(tmp_path: Path) -> 
 
     def reply(exchange: Exchange) -> None:
         [file] = read_form(exchange).files["file"]
-        [path] = [
-            os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if _is_in(number, tmp_path)
-        ]
-        mode = next(
-            os.stat(f"/proc/self/fd/{number}").st_mode
-            for number in os.listdir("/proc/self/fd")
-            if _is_in(number, tmp_path)
-        )
-        seen.append(
-            (
-                b"".join(file.chunks(MB // 3)) == content,
-                file.read(5, 10) == content[5:15],
-                path.endswith("(deleted)"),
-                mode & 0o777,
-            )
-        )
+        [descriptor] = [path for path in Path("/proc/self/fd").iterdir() if _points_to(path).startswith(str(tmp_path))]
+        is_unlinked, mode = _points_to(descriptor).endswith("(deleted)"), descriptor.stat().st_mode & 0o777
+        seen.append((b"".join(file.chunks(MB // 3)) == content, file.read(5, 10) == content[5:15], is_unlinked, mode))
         exchange.respond(200, b"ok")
 
     client = make_client(tmp_path, reply)
@@ -153,11 +142,11 @@ async def test_a_large_file_goes_to_an_unlinked_private_file(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [] and client.budgets.forms.held == 0
 
 
-def _is_in(number: str, folder: Path) -> bool:
+def _points_to(descriptor: Path) -> str:
     try:
-        return os.readlink(f"/proc/self/fd/{number}").startswith(str(folder))
+        return str(descriptor.readlink())
     except FileNotFoundError:
-        return False
+        return ""
 
 
 async def test_a_form_after_a_form_on_one_connection(tmp_path: Path) -> None:
@@ -205,6 +194,12 @@ def refuse(tmp_path: Path, data: bytes, status: int, says: bytes) -> None:
 
 async def test_a_million_parts(tmp_path: Path) -> None:
     refuse(tmp_path, build_form(*[build_part("a", b"")] * 10_000), 413, b"more than 10 parts:form_parts")
+
+
+async def test_boundaries_that_are_none(tmp_path: Path) -> None:
+    refuse(tmp_path, build_form(build_part("a", b"\r\n--b0undx" * 300, "f")), 413, b"form_parts")
+    client = make_client(tmp_path).send(build_form(build_part("a", b"\r\n--b0undx" * 200, "f")))
+    assert client.statuses() == [200] and read_form(client.app.requests[0]).files["a"][0].size == 2000
 
 
 async def test_endless_headers(tmp_path: Path) -> None:
@@ -296,12 +291,12 @@ async def test_a_slow_drip(tmp_path: Path) -> None:
     client.send(data[:1000])
     wait(client, 21)
     assert client.statuses() == [408] and b"body_timeout_s" in client.received
-    client = make_client(tmp_path)
-    for start in range(0, 3 * MB, MB // 2):
-        client.send(data[start : start + MB // 2])
-        deadline = client.connection.deadline
-        assert deadline is not None
-    assert client.connection.deadline == deadline and client.statuses() == []
+    client = make_client(tmp_path).send(data[:1000])
+    first = client.connection.deadline
+    client.send(data[1000 : MB // 2])
+    assert client.connection.deadline == first
+    client.send(data[MB // 2 : MB + 1000])
+    assert first is not None and client.connection.deadline is not None and client.connection.deadline > first
     client.transport.closed = True
     client.connection.connection_lost(None)
     await asyncio.sleep(0.2)
@@ -356,3 +351,24 @@ async def test_nothing_that_is_sent_raises(pieces: list[bytes]) -> None:
     client.send(build_form(*pieces, end=b""))
     client.connection.connection_lost(None)
     assert client.statuses() and client.budgets.forms.held == 0
+
+
+async def test_a_form_leaves_no_reference_cycle(tmp_path: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for data in (
+            build_form(build_part("a", b"1", "f")),
+            build_form(build_part("a", b"1"))[:-5],
+            build_form(b"bad"),
+        ):
+            client = make_client(tmp_path).send(data)
+            gone = weakref.ref(client.connection), weakref.ref(client.app)
+            client.connection.connection_lost(None)
+            client.transport.protocol = None
+            client.app.requests.clear()
+            del client
+            await run_pending_callbacks()
+            assert gone[0]() is None and gone[1]() is None
+    finally:
+        gc.enable()

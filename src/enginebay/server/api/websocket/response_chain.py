@@ -77,7 +77,7 @@ class ResponseChain:
 
     def _continue(self, fields: dict[str, Raw]) -> str | None:
         """Put the last response before the input, if the request continues it. Return its id."""
-        previous_id = _decode_field(fields, "previous_response_id", str)
+        previous_id: str | None = _decode_field(fields, "previous_response_id", str)
         if not previous_id or previous_id != self._last_id:
             return None
         del fields["previous_response_id"]

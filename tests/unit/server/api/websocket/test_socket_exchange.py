@@ -8,7 +8,7 @@ from typing import Any
 from enginebay.server.api.websocket.response_chain import ResponseChain
 from enginebay.server.api.websocket.response_socket import ResponseExchange
 from enginebay.server.http.websocket_connection import SocketMessage
-from tests.unit.server.http.test_websocket import SocketClient
+from tests.unit.server.http.websocket_client import SocketClient
 from tests.unit.server.http.websocket_frames import PING, TEXT
 
 
