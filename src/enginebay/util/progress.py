@@ -20,6 +20,17 @@ LINE_INTERVAL_S = 10.0
 def say_nothing(_: str) -> None: ...
 
 
+class ProgressSink:
+    """A `Say` that also takes the progress in numbers."""
+
+    def __call__(self, text: str) -> None:
+        raise NotImplementedError
+
+    def track(self, label: str, total: int | None, done: int) -> Advance:
+        """Return a function to call with the number of bytes just done."""
+        raise NotImplementedError
+
+
 @contextmanager
 def track_progress(label: str, total: int | None, say: Say | None, done: int = 0) -> Iterator[Advance]:
     """Yield a function to call with the number of bytes just done. It raises when the work was interrupted.
@@ -28,6 +39,8 @@ def track_progress(label: str, total: int | None, say: Say | None, done: int = 0
     """
     if say is None or say is say_nothing:
         yield _make_interruptible(lambda _: None)
+    elif isinstance(say, ProgressSink):
+        yield _make_interruptible(say.track(label, total, done))
     elif sys.stderr.isatty():
         with _show_bar(label, total, done) as advance:
             yield _make_interruptible(advance)

@@ -26,7 +26,10 @@ RANDOM_PER_OPERATION = 60
 # context, arguments that are text but not JSON, a constraint that this engine cannot keep. In its place a check of our own
 # (schema_checks) sees to it that each refusal names the field.
 LEFT_OUT = "positive_data_acceptance"
-ENDPOINTS = ("chat", "completions", "responses", "embeddings", "tokenize", "detokenize")
+ENDPOINTS = (
+    "chat", "completions", "responses", "embeddings", "tokenize", "detokenize",
+    "ollama.chat", "ollama.generate", "ollama.embed", "ollama.embeddings", "ollama.show",
+)  # fmt: skip
 # Models come and go meanwhile, and the configuration is read again: the other endpoints answer all the same.
 ORDERS = ("load", "sleep", "unload", "switch", "logs", "adapters", "upgrade")
 UNCONDITIONAL_ORDERS = ("ps", "switches", "reload", "load", "unload")

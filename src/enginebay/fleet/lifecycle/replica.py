@@ -47,7 +47,7 @@ class Replica:
     last_heard_at: float = 0.0  # last reply of the worker
     min_residency_s: float = 0.0
     time_to_ready_s: dict[ReplicaState, float] = field(default_factory=dict)  # estimated, by state
-    idle_s: float | None = None
+    idle_s: float | None = None  # before it is unloaded: the variant's, unless a request set another while it is loaded
     retry_at: float = 0.0  # no load before this time, after a failure
     crashes: list[CrashRecord] = field(default_factory=list)
     forgiven_addresses: deque[str] = field(default_factory=lambda: deque(maxlen=64))  # workers that a request killed
@@ -227,6 +227,7 @@ class Replica:
 
     def detach_worker(self) -> None:
         self.worker = None
+        self.idle_s = self.variant.idle_s
         self.state, self.in_transition, self.draining = ReplicaState.COLD, False, False
         self.running = self.memory_bytes = 0
         self.place(None, "")

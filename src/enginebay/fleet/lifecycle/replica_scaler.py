@@ -93,7 +93,7 @@ class ReplicaScaler:
             waiting_s=now - since if queued_requests else 0.0,
             quiet_s=now - max((copy.idle_since for copy in awake), default=0.0),
             max_batch=facts.max_batch if facts is not None else 0,
-            idle_s=copies[0].variant.idle_s,
+            idle_s=next((copy.idle_s for copy in awake), copies[0].variant.idle_s),
         )
 
     def _load_another(self, name: str, copies: Sequence[Replica], reason: str) -> None:

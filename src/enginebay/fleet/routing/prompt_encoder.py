@@ -23,6 +23,7 @@ _HUGE_CHARS = 200_000  # takes tens of megabytes to tokenize
 _BATCH_CHARS = 256_000
 _MANY_MESSAGES = 32
 _BYTE_VOCABULARY = 256
+_END_TOKENS = 64  # of a prompt, which hold the tags that open a thought
 _MAX_CACHED = 4  # models whose tokenizer and template stay in memory across switches
 
 Messages = Sequence[Mapping[str, Any]]
@@ -89,6 +90,12 @@ class PromptEncoder:
         if self.tokenizer is None:
             raise Unsupported("only the engine has this model's tokenizer", param="tokens")
         return self.tokenizer.decode(ids, skip_special=False)
+
+    def decode_end(self, ids: Sequence[int]) -> str | None:
+        """Return the text of a prompt's last token ids. None: only the engine knows it."""
+        if self.tokenizer is None and not self._byte_tokens:
+            return None
+        return self.decode(ids[-_END_TOKENS:])
 
     def render(self, messages: Messages, **options: Any) -> str:
         """Render a chat with the model's template."""
@@ -199,6 +206,10 @@ class PromptEncoder:
                 "remove allow_special_tokens",
                 param="allow_special_tokens",
             )
+
+    def encode_at_once(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a short text, with special tokens; empty if only the engine has the tokenizer."""
+        return () if self.tokenizer is None and not self._byte_tokens else self._encode_texts((text,), False)[0]
 
     async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
         [ids] = await self.encode_all((text,), add_special)

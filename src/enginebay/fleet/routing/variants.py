@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from enginebay.config.resolved_config import Config, ModelConfig
@@ -69,6 +70,7 @@ class ModelRoute:
     task: str = "generate"
     load_at_start: bool = True
     resume: bool = True  # continue a response on another worker when its own dies
+    source: Path | None = None  # its files on this host
 
 
 def build_variants(
@@ -133,6 +135,7 @@ def _build_route(model: str, chain: list[Variant]) -> ModelRoute:
         task=loads[0].task if loads else chain[0].settings.task,
         load_at_start=chain[0].settings.load == "start" or chain[0].settings.pinned,
         resume=chain[0].resume,
+        source=chain[0].plan.source if chain[0].plan is not None else None,
     )
 
 

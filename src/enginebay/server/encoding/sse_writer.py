@@ -12,6 +12,8 @@ from enginebay.server.sessions.model_session import ModelSession
 class SseWriter(ResponseWriter):
     """Subclasses append encoded events to `_events_ready`, and encode the opening and the closing."""
 
+    content_type = "text/event-stream; charset=utf-8"
+
     def __init__(self, exchange: Exchange, session: ModelSession) -> None:
         super().__init__(exchange, session)
         self._started = False
@@ -71,7 +73,7 @@ class SseWriter(ResponseWriter):
             return
         self._started = True
         if not self.exchange.started:  # progress comments may have started it
-            self.exchange.start(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
+            self.exchange.start(200, self.content_type, {"cache-control": "no-cache"})
         self.exchange.write(escape_line_separators(self._encode_opening()))
 
     def write_completed(self) -> None:

@@ -30,7 +30,7 @@ from enginebay.server.telemetry.host_meters import HostMeters, discover_server_m
 from enginebay.worker.client_side.worker_client import WorkerClient
 
 # Server settings that a reload cannot change.
-_RESTART_ONLY = ("host", "port", "workers", "log_format", "log_level", "log_prompts")
+_RESTART_ONLY = ("host", "port", "workers", "log_format", "log_level", "log_prompts", "state")
 
 
 class AdminCommands:
@@ -61,6 +61,7 @@ class AdminCommands:
             "ps": self._ps, "load": self._load, "sleep": self._sleep, "unload": self._unload, "switch": self._switch,
             "switches": self._switches, "logs": self._logs, "reload": self._reload, "add_lora": self._add_lora,
             "remove_lora": self._remove_lora, "upgrade": self._upgrade, "meters": self._meters.read,
+            "keep_alive": self._keep_alive,
         }  # fmt: skip
         task = asyncio.ensure_future(commands[command](**arguments))
         self._running_commands.add(task)
@@ -109,6 +110,7 @@ class AdminCommands:
             "placement": replica.placement_reason or None,
             "awake_s": round(now - replica.awake_since, 1) if awake else None,
             "idle_s": round(now - replica.idle_since, 1) if worker is not None and not replica.running else None,
+            "idle_limit_s": replica.idle_s,
             "adapters": list(plan.launch.load.loras) if plan is not None else [],
             "smaller_settings": replica.reduced_plan is not None or None,
             "last_failure": replica.variant.error.message if replica.variant.error else replica.last_failure or None,
@@ -140,6 +142,13 @@ class AdminCommands:
         loaded = self._list_loaded(model) or [self._fleet.get_replica(model)]
         await self._fleet.sleep_or_unload(ReplicaState.COLD, *loaded)
         return self._build_row(loaded[-1])
+
+    async def _keep_alive(self, model: str, idle_s: float | None) -> None:
+        """Set the idle time after which a loaded variant is unloaded, until it is. None: never."""
+        for replica in self._fleet.list_copies(self._fleet.get_replica(model)):
+            if replica.worker is not None:
+                replica.idle_s = idle_s
+        self._fleet.request_plan()
 
     def _list_loaded(self, name: str) -> list[Replica]:
         """Return the loaded replicas of that name: all of a variant, of a model also its fallbacks, or a single one."""

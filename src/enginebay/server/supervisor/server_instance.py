@@ -15,9 +15,11 @@ from enginebay.errors import WorkerDied
 from enginebay.fleet.routing.model_client import ReplicaHandle
 from enginebay.fleet.routing.variants import ModelRoute
 from enginebay.server.api.app import App
+from enginebay.server.api.openai.responses_api.background import BackgroundRuns
+from enginebay.server.api.request_dialect import encode_http_refusal
 from enginebay.server.api.routes import ROUTES
 from enginebay.server.auth.api_keys import Keyring
-from enginebay.server.encoding.error_responses import encode_refusal
+from enginebay.server.http.form_parser import FormLimits
 from enginebay.server.http.http_settings import HttpSettings
 from enginebay.server.http.listener import HttpListener
 from enginebay.server.requests.crash_guard import CrashGuard, TrialGateway
@@ -31,6 +33,7 @@ from enginebay.server.sessions.model_catalog import (
     ReplicaDemand,
     VariantConnector,
 )
+from enginebay.server.state.state_client import StateClient, state_dir
 from enginebay.server.telemetry.server_log import ServerLog
 from enginebay.server.telemetry.server_metrics import ServerMetrics
 from enginebay.server.telemetry.tracing import load_tracer
@@ -51,6 +54,7 @@ class ServerSetup:
     replicas: Mapping[str, tuple[ReplicaHandle, ...]] = field(default_factory=dict)  # ready now, by variant
     admin_token: str = field(default="", repr=False)  # for /admin without keys
     suspects: tuple[SuspectEvent, ...] = ()  # known at its start
+    offline: bool = False  # never use the network
 
     @property
     def keyless(self) -> bool:
@@ -76,6 +80,7 @@ class ServerInstance:
         self.crash_guard = CrashGuard(fleet, self.metrics, self.log)
         for event in setup.suspects:
             self.crash_guard.table.apply(event)
+        state = StateClient(state_dir(), config.state) if config.state.enabled else None
         self._context = ServerContext(
             config=config,
             catalog=ModelCatalog(self._build_entries(setup, ())),
@@ -87,6 +92,9 @@ class ServerInstance:
             max_wait_s=setup.max_wait_s,
             routes=ROUTES,
             crash_guard=self.crash_guard,
+            offline=setup.offline,
+            state=state,
+            background=BackgroundRuns(state) if state is not None else None,
             tokenizer_queue=AdmissionQueue(_TOKENIZER_SLOTS, config.limits.queue, config.limits.queue_timeout_s),
         )
         self._app = App(
@@ -149,6 +157,7 @@ class ServerInstance:
         self._setup = setup
         self._context.config = setup.config
         self._context.max_wait_s = setup.max_wait_s
+        self._context.offline = setup.offline
         self._context.catalog = ModelCatalog(entries)
         self._app.keyring, self._app.keyless = setup.keyring, setup.keyless
         self._http.update(_build_http_settings(setup.config))
@@ -195,6 +204,7 @@ class ServerInstance:
         try:
             async with asyncio.timeout(drain_s):
                 await self._listener.wait_drained()
+                await self._app.wait_idle()
         except TimeoutError:
             self.log.log_event("drain timed out, responses aborted", level="warning", drain_s=drain_s)
             return False
@@ -204,8 +214,15 @@ class ServerInstance:
         await self._app.close()
         await self._listener.close()
         await self._context.catalog.close()
+        await self._close_state()
         await asyncio.to_thread(self._tracer.close)
         self.log.close()
+
+    async def _close_state(self) -> None:
+        if self._context.background is not None:
+            self._context.background.close()
+        if self._context.state is not None:
+            await asyncio.to_thread(self._context.state.close)
 
 
 def open_log(config: ServerConfig) -> ServerLog:
@@ -226,5 +243,13 @@ def _build_http_settings(config: ServerConfig) -> HttpSettings:
         max_buffered_bytes=limits.body_buffer_bytes,
         max_client_buffered_bytes=limits.client_body_buffer_bytes,
         max_unread_bytes=limits.unread_bytes,
-        encode_refusal=encode_refusal,
+        encode_refusal=encode_http_refusal,
+        form_limits=FormLimits(
+            limits.form_parts, limits.form_field_bytes, limits.form_header_bytes, limits.form_name_chars
+        ),
+        max_form_disk_bytes=limits.form_disk_bytes,
+        max_client_form_disk_bytes=limits.client_form_disk_bytes,
+        max_websockets=limits.websockets,
+        max_client_websockets=limits.client_websockets,
+        websocket_idle_s=limits.websocket_idle_s,
     )

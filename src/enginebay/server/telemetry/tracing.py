@@ -20,7 +20,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _PROTOCOL = "http/protobuf"
 _MISSING = f"{_ENDPOINT} is set, but OpenTelemetry is not installed; run `pip install 'enginebay[tracing]'`"
 # Endpoint -> operation name in the semantic conventions.
-_OPERATIONS = {"completions": "text_completion", "responses": "chat"}
+_OPERATIONS = {"completions": "text_completion", "responses": "chat", "messages": "chat"}
 
 
 class Span:

@@ -43,7 +43,9 @@ def setup(*models: str, kind: str = "fake") -> ServerSetup:
 
 def make_session(model: str, metrics: ServerMetrics) -> ModelSession:
     client: Any = SimpleNamespace(
-        handle=SimpleNamespace(model=model, sampling={}, tool_format="auto", replica="", address=""),
+        handle=SimpleNamespace(
+            model=model, sampling={}, tool_format="auto", reasoning_format="auto", replica="", address=""
+        ),
         facts=SimpleNamespace(kind="fake", version="1"),
         spec=SimpleNamespace(renders=True),
         prompt_encoder=SimpleNamespace(tokenizer=None),

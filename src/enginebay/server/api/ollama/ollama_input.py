@@ -1,0 +1,221 @@
+"""Translates requests of the Ollama API to a chat. Pure, but for the notes on ignored and translated fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.ollama.schemas import (
+    JsonObject,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaOptions,
+    OllamaOutputBody,
+    Think,
+)
+from enginebay.server.api.openai.schemas import ChatBody
+from enginebay.util.text_format import find_nearest
+
+Notes = dict[str, str]
+
+_LOAD_TIME = "set when the model is loaded: use the configuration"
+_NO_SAMPLER = "no engine has this sampler"
+_IGNORED_OPTIONS = {
+    **dict.fromkeys(
+        ("num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "f16_kv", "numa", "logits_all",
+         "vocab_only", "embedding_only", "draft_num_predict"),
+        _LOAD_TIME,
+    ),
+    **dict.fromkeys(("mirostat", "mirostat_tau", "mirostat_eta", "tfs_z", "typical_p", "penalize_newline"), _NO_SAMPLER),
+    "repeat_last_n": "repeat_penalty applies to the prompt and the whole output",
+    "num_keep": "a prompt that does not fit is refused, not cut",
+}  # fmt: skip
+_OPTION_NAMES = (*OllamaOptions.__struct_fields__, *_IGNORED_OPTIONS)
+_MAX_UNKNOWN_OPTIONS = 16  # each is named in a header
+_MAX_NAME_CHARS = 60
+_UNFIT = "a prompt that does not fit the context is refused"
+
+# The first bytes of an image in base64, and its type.
+_IMAGE_TYPES = {"/9j/": "jpeg", "iVBORw0KGgo": "png", "UklGR": "webp", "R0lGOD": "gif"}
+
+
+def read_options(raw: JsonObject | None, ignored: Notes) -> OllamaOptions:
+    """Return the options that apply to a request, and note the others in `ignored`. Raise `InvalidRequest`."""
+    given = {name: value for name, value in (raw or {}).items() if value is not None}
+    known = {name: given.pop(name) for name in OllamaOptions.__struct_fields__ if name in given}
+    unknown = [name for name in given if name not in _IGNORED_OPTIONS]
+    if len(unknown) > _MAX_UNKNOWN_OPTIONS:
+        raise InvalidRequest(f"options has {len(unknown)} unknown entries", "remove them", param="options")
+    for name in given:
+        shown = name[:_MAX_NAME_CHARS]
+        if name in unknown and (similar := find_nearest(shown, _OPTION_NAMES)):
+            message, hint = f"unknown option {shown!r}", f"did you mean {similar[0]}?"
+            raise InvalidRequest(message, hint, param=f"options.{shown}")
+        ignored[f"options.{shown}"] = _IGNORED_OPTIONS.get(name, "unknown")
+    try:
+        return decode_body(OllamaOptions, json.dumps(known).encode())
+    except InvalidRequest as error:
+        raise InvalidRequest(f"options.{error.message}", error.hint, param=f"options.{error.param}") from None
+
+
+def note_options(
+    options: OllamaOptions, body: OllamaOutputBody, context_length: int, ignored: Notes, translated: Notes
+) -> None:
+    """Note what has no effect, or another one than in Ollama."""
+    if options.num_ctx:
+        ignored["options.num_ctx"] = f"the configuration sets the context, which is {context_length} tokens"
+    if options.repeat_penalty is not None and options.repeat_penalty != 1:
+        translated["options.repeat_penalty"] = "repetition_penalty, over the prompt and the whole output"
+    for name in ("truncate", "shift"):
+        if getattr(body, name):
+            ignored[name] = _UNFIT
+
+
+def to_chat_body(body: OllamaChatBody, options: OllamaOptions) -> ChatBody:
+    messages = translate_messages(body.messages or [])
+    tools = None if body.tools is None else [{"type": "function", **tool} for tool in body.tools]
+    return ChatBody(messages=messages, tools=tools, **_translate_output_fields(body, options))
+
+
+def to_generate_chat(body: OllamaGenerateBody, options: OllamaOptions) -> ChatBody:
+    """Return the chat of a prompt that is not raw."""
+    messages: list[JsonObject] = [{"role": "system", "content": body.system}] if body.system else []
+    messages.append({"role": "user", "content": _build_content(body.prompt or "", body.images, "images")})
+    return ChatBody(messages=messages, **_translate_output_fields(body, options))
+
+
+def check_unsupported_fields(body: OllamaGenerateBody) -> None:
+    if body.suffix:
+        raise Unsupported(
+            "suffix is not supported", "remove suffix, or put both parts into a raw prompt", param="suffix"
+        )
+    if body.template:
+        raise Unsupported(
+            "custom templates are not allowed: a template is code",
+            "remove template, or render the prompt yourself and set raw",
+            param="template",
+        )
+    if body.context:
+        raise Unsupported("context is not supported", "send the conversation as messages to /api/chat", param="context")
+    if body.raw and (body.system or body.images):
+        field = "system" if body.system else "images"
+        raise InvalidRequest(f"raw and {field} are mutually exclusive", "remove one of them", param=field)
+    if body.raw and body.think is not None:
+        raise InvalidRequest("raw and think are mutually exclusive", "remove one of them", param="think")
+
+
+def _translate_output_fields(body: OllamaOutputBody, options: OllamaOptions) -> dict[str, Any]:
+    return {
+        "model": body.model,
+        "stream": body.stream is not False,
+        "logprobs": body.logprobs,
+        "top_logprobs": body.top_logprobs,
+        **translate_options(options),
+        **translate_format(body.format),
+        **_translate_think(body.think),
+    }
+
+
+def translate_options(options: OllamaOptions) -> dict[str, Any]:
+    """Return the fields of a chat or a completion."""
+    shared = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop")
+    fields = {name: getattr(options, name) for name in shared}
+    fields["repetition_penalty"] = options.repeat_penalty
+    fields["seed"] = None if options.seed == -1 else options.seed  # a random one
+    fields["max_tokens"] = options.num_predict if options.num_predict and options.num_predict > 0 else None
+    return fields
+
+
+def translate_format(value: str | JsonObject | None) -> dict[str, Any]:
+    if not value:
+        return {}
+    if isinstance(value, dict):
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": value}}}
+    if value != "json":
+        raise InvalidRequest(f"format is {value[:40]!r}", "use json or a JSON schema", param="format")
+    return {"response_format": {"type": "json_object"}}
+
+
+def _translate_think(think: Think | None) -> dict[str, Any]:
+    if think is None:
+        return {}
+    return {"enable_thinking": think} if isinstance(think, bool) else {"reasoning_effort": think}
+
+
+# Messages
+
+
+def translate_messages(messages: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return the messages in OpenAI's form. Roles and contents are checked there."""
+    calls: list[tuple[str, str]] = []  # (id, name) of those without a result
+    translated = []
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        role = message.get("role")
+        fields: JsonObject = {
+            "role": role.lower() if isinstance(role, str) else role,
+            "content": _build_content(message.get("content"), message.get("images"), where),
+        }
+        if message.get("thinking"):
+            fields["reasoning_content"] = message["thinking"]
+        if message.get("tool_calls"):
+            fields["tool_calls"] = _translate_calls(message["tool_calls"], number, where, calls)
+        if fields["role"] == "tool":
+            fields |= _answer_call(message, calls)
+        translated.append(fields)
+    return translated
+
+
+def _build_content(text: Any, images: Any, where: str) -> Any:
+    if not images:
+        return text
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise InvalidRequest(f"{where}: images must be a list of base64 texts", param="messages")
+    parts: list[JsonObject] = [{"type": "text", "text": text}] if text else []
+    return parts + [{"type": "image_url", "image_url": {"url": _to_data_url(image)}} for image in images]
+
+
+def _to_data_url(image: str) -> str:
+    kind = next((kind for start, kind in _IMAGE_TYPES.items() if image.startswith(start)), "png")
+    return f"data:image/{kind};base64,{image}"
+
+
+def _translate_calls(value: Any, number: int, where: str, calls: list[tuple[str, str]]) -> list[JsonObject]:
+    """Return an assistant's calls, with ids. Add them to those that wait for a result."""
+    if not isinstance(value, list) or not all(isinstance(call, Mapping) for call in value):
+        raise InvalidRequest(f"{where}.tool_calls must be a list of objects", param="messages")
+    translated = []
+    for index, call in enumerate(value):
+        function = call.get("function")
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            message = f"{where}.tool_calls[{index}] has no function with a name"
+            raise InvalidRequest(message, 'use {"function": {"name": "...", "arguments": {...}}}', param="messages")
+        given = call.get("id")
+        call_id = (
+            given if isinstance(given, str) and given else f"c{number % 10**4:04}{index % 10**4:04}"
+        )  # nine: Mistral's
+        arguments = function.get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+        calls.append((call_id, function["name"]))
+        translated.append(
+            {"id": call_id, "type": "function", "function": {"name": function["name"], "arguments": text}}
+        )
+    return translated
+
+
+def _answer_call(message: JsonObject, calls: list[tuple[str, str]]) -> JsonObject:
+    """Return the fields of a tool's result: the id of its call, found by id, else by name, else the first that waits."""
+    name, call_id = message.get("tool_name"), message.get("tool_call_id")
+    fields: JsonObject = {"name": name} if isinstance(name, str) and name else {}
+    if isinstance(call_id, str) and call_id:
+        matching = [call for call in calls if call[0] == call_id] or [(call_id, "")]
+    else:
+        matching = [call for call in calls if not fields or call[1] == name]
+    if not matching:
+        return fields
+    if matching[0] in calls:
+        calls.remove(matching[0])
+    return {**fields, "tool_call_id": matching[0][0]}
