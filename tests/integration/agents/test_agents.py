@@ -80,4 +80,4 @@ def test_an_agent_reads_edits_runs_and_answers(run: AgentRun, agent: str) -> Non
     assert own_file.read_text() == own_text
     assert list((user.home / "tmp").glob("bay-launch-*")) == []
     unexpected = [host for host in run.outside.take_hosts() if not host.startswith(EXPECTED_HOSTS.get(agent, ()))]
-    assert unexpected == []
+    assert unexpected == [], shown

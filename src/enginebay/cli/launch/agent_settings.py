@@ -59,6 +59,8 @@ def configure_codex(model: ModelTarget, directory: Path) -> AgentSettings:
         "check_for_update_on_startup": False,
         "analytics.enabled": False,
         "web_search": "disabled",
+        "features.plugins": False,  # their marketplace is fetched at each start
+        "features.apps": False,
     }
     if model.context_length is not None:
         overrides["model_context_window"] = model.context_length
