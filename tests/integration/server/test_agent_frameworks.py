@@ -25,7 +25,7 @@ def ask(text):
         reasoning_effort="low", allowed_openai_params=["reasoning_effort"], max_tokens=10**6, num_retries=0,
     )
 
-print(ask("hi").usage.total_tokens)
+print(ask("hi").usage.completion_tokens > 0)
 try:
     ask("x " * 5000)
 except litellm.ContextWindowExceededError as error:
@@ -74,4 +74,4 @@ def test_litellm_raises_context_window_exceeded(server: BayProcess) -> None:
     command = [PYTHON, "-c", LITELLM_SCRIPT, server.url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["512", "ContextWindowExceededError 400"]
+    assert done.stdout.splitlines() == ["True", "ContextWindowExceededError 400"]

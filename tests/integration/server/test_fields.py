@@ -70,7 +70,7 @@ def test_a_misspelling_is_an_error_and_another_name_is_not(battered: AbusedServe
         EMBEDDINGS: {"model": "toy", "input": "hi"}, "/tokenize": {"model": "toy", "prompt": "hi"},
         "/detokenize": {"model": "toy", "tokens": [1]},
     }  # fmt: skip
-    base = BASES.get(path) or others[path]
+    base = {**BASES[path], LENGTHS[path]: 4} if path in BASES else others[path]
     error = battered.assert_refused(path, {**base, "modell": "x"}, "modell")
     assert "Did you mean model?" in error["message"]
     answer = battered.post(path, {**base, "some_new_field": 1})
@@ -86,10 +86,13 @@ def test_an_admin_command_is_strict(battered: AbusedServer) -> None:
 @pytest.mark.parametrize("path", list(BASES))
 def test_a_length_beyond_the_context_is_cut(battered: AbusedServer, path: str, length: int) -> None:
     name = LENGTHS[path]
-    headers, body = ask(battered, path, **{name: length, "ignore_eos": True})
-    usage = body["usage"]
-    produced = usage.get("completion_tokens", usage.get("output_tokens"))
-    assert f"{name}: {produced}: the context has {usage['total_tokens']} tokens" in headers["x-enginebay-translated"]
+    headers, body = ask(
+        battered, path, **{name: length, "stop": list("abcdefghijklmnop")}
+    )  # it need not go on to the end
+    context = battered.client.get("/v1/models/toy").json()["enginebay"]["context_length"]
+    prompt = body["usage"].get("prompt_tokens", body["usage"].get("input_tokens"))
+    expected = f"{name}: {context - prompt}: the context has {context} tokens and the prompt {prompt}"
+    assert headers["x-enginebay-translated"] == expected
 
 
 @pytest.mark.parametrize("path", list(BASES))

@@ -9,7 +9,6 @@ from enginebay.server.api.fields.field_rules import (
     NO_RULES,
     FieldRule,
     RuleSet,
-    Treatment,
     ignore,
     refuse,
     rename,
@@ -161,8 +160,3 @@ def find_rules(body_name: str) -> RuleSet:
 
 def find_rule(body_name: str, field: str) -> FieldRule | None:
     return find_rules(body_name).rules.get(field)
-
-
-def get_treatment(body_name: str, field: str) -> Treatment:
-    rule = find_rule(body_name, field)
-    return rule.treatment if rule is not None else Treatment.HONOURED
