@@ -31,6 +31,21 @@ class ServerLimits:
         1 << 20,
         "maximum size of one client's large request bodies in memory; a client is a key or an address",
     )
+    form_parts: int = _limit_field(128, 1, "maximum parts of a multipart form")
+    form_field_bytes: int = _limit_field(
+        1 << 20, 1024, "maximum size of a field in a multipart form; a file is bounded by the endpoint's own limit"
+    )
+    form_header_bytes: int = _limit_field(8 << 10, 256, "maximum size of the headers of one part of a multipart form")
+    form_name_chars: int = _limit_field(255, 1, "maximum characters in the name of a form's field or file")
+    form_disk_bytes: int = _limit_field(
+        8 << 30, 1 << 20, "maximum size of all files of multipart forms on disk, per server process"
+    )
+    client_form_disk_bytes: int = _limit_field(
+        2 << 30, 1 << 20, "maximum size of the files of one client's multipart forms on disk"
+    )
+    websockets: int = _limit_field(1024, 1, "maximum open WebSockets per server process")
+    client_websockets: int = _limit_field(128, 1, "maximum open WebSockets of one client, per server process")
+    websocket_idle_s: float = _limit_field(600.0, 0.1, "time after which a WebSocket without messages is closed")
     header_bytes: int = _limit_field(32 << 10, 1024, "maximum size of request line and headers")
     connections: int = _limit_field(4096, 1, "maximum open connections per server process")
     header_timeout_s: float = _limit_field(10.0, 0.1, "maximum time to receive all headers")

@@ -14,6 +14,7 @@ from enginebay.errors import EnginebayError, Unsupported
 from enginebay.fleet.routing.prompt_bounds import PromptBound
 from enginebay.text.chat.chat_messages import normalize_messages
 from enginebay.text.chat.chat_renderer import DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE, ChatRenderer, load_renderer
+from enginebay.text.chat.plain_chat import render_plain
 from enginebay.text.tokenization.tokenizer import Tokenizer, decode_token_bytes, load_tokenizer
 from enginebay.util.hardware import release_free_memory
 
@@ -40,7 +41,7 @@ class PromptEncoder:
     """Renders chats with the model's template and tokenizes with the model's tokenizer.
 
     Falls back to the engine's tokenizer if the model has none that we can read. Rejects chats if the model has no
-    template, except for engines without weights (`source` is None): they get the messages' text line by line.
+    template, except for engines without weights (`source` is None): they get plain text.
     """
 
     def __init__(self, source: Path | None, remote_tokenizer: RemoteTokenizer, byte_tokens: bool = False) -> None:
@@ -66,7 +67,7 @@ class PromptEncoder:
 
     @property
     def supports_tools(self) -> bool:
-        """Whether the chat template renders tools. Engines without weights accept and ignore them."""
+        """Whether the chat template renders tools. Engines without weights accept them."""
         return self._renders_plain or "tools" in (self.chat_template or "")
 
     @property
@@ -99,7 +100,7 @@ class PromptEncoder:
     def render(self, messages: Messages, **options: Any) -> str:
         """Render a chat with the model's template."""
         if self._renders_plain:
-            return "\n".join(str(message["content"]) for message in normalize_messages(messages, keep_parts=False))
+            return render_plain(normalize_messages(messages, keep_parts=False), options.get("tools"))
         if self.renderer is None or not self.renderer.available:
             raise Unsupported(
                 "this model has no chat template",

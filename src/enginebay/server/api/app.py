@@ -11,12 +11,13 @@ from functools import lru_cache
 
 from enginebay.errors import Cancelled, Draining, EnginebayError, Forbidden, RateLimited
 from enginebay.server.api.request_dialect import apply_dialect
-from enginebay.server.api.routes import find_route
+from enginebay.server.api.routes import WEBSOCKET_ROUTES, find_route
 from enginebay.server.auth.access_control import apply_cors, authenticate, check_local_admin, check_origin
 from enginebay.server.auth.api_keys import Keyring
 from enginebay.server.auth.client_identity import identify_client
 from enginebay.server.encoding.error_responses import build_error_headers, get_error_row
 from enginebay.server.http.exchange import CLIENT_CLOSED_REQUEST, Exchange
+from enginebay.server.http.http_settings import BodyRule
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.retry_policy import should_retry
 from enginebay.server.requests.server_context import Route, ServerContext
@@ -50,11 +51,32 @@ class App:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = itertools.count(1)
         self._id_prefix = f"req_{secrets.token_hex(5)}"
+        self._has_body_rules = any(route.has_body_rule for route in context.routes)
+        context.run_exchange = self._run_exchange
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: Exchange) -> asyncio.Task[None]:
         task = self._loop.create_task(self._handle(exchange))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _run_exchange(self, exchange: Exchange) -> None:
+        """Handle a request that came within another. It has a task of its own, so that its client may cancel it."""
+        await asyncio.wait([self.handle(exchange)])
+
+    def find_body_rule(self, exchange: Exchange) -> BodyRule | None:
+        if not self._has_body_rules:
+            return None
+        try:
+            route = _find_route(exchange.method, exchange.path)
+        except EnginebayError:
+            return None
+        if not route.has_body_rule:
+            return None
+        return BodyRule(getattr(self.context.config.limits, route.body_limit), route.body_limit, route.takes_form)
+
+    def takes_websocket(self, path: str) -> bool:
+        return ("WEBSOCKET", path) in WEBSOCKET_ROUTES
 
     def check_before_body(self, exchange: Exchange) -> tuple[int, str] | None:
         try:

@@ -13,6 +13,7 @@ from enginebay.server.api.ollama import endpoints as ollama_endpoints
 from enginebay.server.api.openai import chat_completions, completions, embeddings, model_endpoints, responses
 from enginebay.server.api.openai.responses_api import compaction, conversation_endpoints, response_endpoints
 from enginebay.server.api.openapi import docs_endpoints
+from enginebay.server.api.websocket import response_socket
 from enginebay.server.requests.server_context import Route
 
 ROUTES = (
@@ -77,7 +78,16 @@ ROUTES = (
     Route("DELETE", "/api/delete", ollama_endpoints.delete, "ollama.delete"),
 )  # fmt: skip
 
-_ROUTES_BY_PATH = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
+# A WebSocket, and each of its messages. OpenAPI cannot describe them.
+WEBSOCKET_ROUTES: dict[tuple[str, str], Route] = {
+    (route.method, route.path): route
+    for route in (
+        Route("WEBSOCKET", "/v1/responses", response_socket.serve_responses, "responses.websocket"),
+        Route("MESSAGE", "/v1/responses", response_socket.answer_message, "responses", rate_limited=True),
+    )
+}
+
+_ROUTES_BY_PATH = {(route.method, route.path): route for route in ROUTES if "{" not in route.path} | WEBSOCKET_ROUTES
 _NAME_WITH_SLASHES = "{id}"  # of a model, such as org/model
 
 

@@ -12,8 +12,8 @@ from enginebay.server.auth.api_keys import ApiKey, Keyring
 from enginebay.server.http.exchange import Exchange
 
 _EXPOSED_HEADERS = (
-    "x-request-id, x-enginebay-engine, x-enginebay-fallback, x-enginebay-translated, x-enginebay-truncated, retry-after, "
-    "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    "x-request-id, x-enginebay-engine, x-enginebay-fallback, x-enginebay-translated, x-enginebay-ignored, x-enginebay-truncated, "
+    "retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
 
@@ -60,6 +60,15 @@ def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) ->
         raise Forbidden("this origin is not allowed", "add it to server.cors_origins")
     if keyless and not _is_local_name(exchange.headers.get("host", "")):
         raise Forbidden("without an API key the Host header must be a local name", "use localhost, or create a key")
+
+
+def check_websocket_origin(exchange: Exchange, origins: tuple[str, ...]) -> None:
+    """Raise `Forbidden` for a web page of another site. Browsers do not apply CORS to WebSockets, so the server must."""
+    origin = exchange.headers.get("origin")
+    if origin is None or "*" in origins or origin in origins:
+        return
+    if origin.partition("://")[2] != exchange.headers.get("host"):
+        raise Forbidden("this origin is not allowed", "add it to server.cors_origins")
 
 
 def apply_cors(exchange: Exchange, origins: tuple[str, ...]) -> bool:

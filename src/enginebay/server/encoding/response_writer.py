@@ -62,7 +62,7 @@ class ResponseWriter:
         self._requests: Sequence[GenerateRequest] = ()
         self._running_request: GenerateRequest | None = None  # the single one that runs, or the second one of two
         self._running_from = 0  # where its output begins in `token_ids`
-        self._listener: GenerationListener = self  # of that request
+        self._listener: GenerationListener | None = None  # of that request; None: this writer
 
     def submit(self, client: WorkerClient, requests: Sequence[GenerateRequest]) -> None:
         self._client = client
@@ -75,7 +75,7 @@ class ResponseWriter:
             self._listener = ThoughtListener(self, self.thought_limits)
         choices = requests[0].sampling.n
         for index, request in enumerate(requests):
-            listener = self._listener if len(requests) == 1 else _PromptListener(self, index * choices)
+            listener = self._listener or self if len(requests) == 1 else _PromptListener(self, index * choices)
             self._request_numbers.append(client.submit(request, listener))
 
     def resume(self, session: ModelSession) -> None:
@@ -83,7 +83,7 @@ class ResponseWriter:
         client = session.client.client
         assert self._running_request is not None
         request = replace(self._running_request, generated=tuple(self.token_ids[self._running_from :]))
-        number = client.submit(request, _ResumedListener(self, self._listener, self._uncounted_chars))
+        number = client.submit(request, _ResumedListener(self, self._listener or self, self._uncounted_chars))
         self._uncounted_chars = self._uncounted_pieces = 0
         self.session, self._client, self._request_numbers = session, client, [number]
         self.is_paused = False
@@ -150,6 +150,7 @@ class ResponseWriter:
         if self.finished.done():
             return
         self.finished.set_result(error)
+        self._listener = None  # it refers to this writer
         if error is not None:
             self._release(error)
 

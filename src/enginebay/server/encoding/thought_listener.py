@@ -57,6 +57,7 @@ class ThoughtListener:
         self._held: list[Delta] = []  # until it is known whether a thought begins
         self._tokens = 0
         self._passes = False  # all that follows goes to the writer
+        self._is_over = False  # the answer has a request of its own
 
     def on_token(self, text: str, token_id: int) -> None:
         if self._passes:
@@ -67,6 +68,8 @@ class ThoughtListener:
     def on_delta(self, delta: Delta) -> None:
         if self._passes:
             self._writer.on_delta(delta)
+        elif self._is_over:
+            return
         elif delta.finish_reason is None:
             self._read(delta)
         else:
@@ -121,7 +124,7 @@ class ThoughtListener:
 
     def _begin_answer(self, lead: str, thought_ids: Sequence[int] | None = None) -> None:
         """Submit the request for the answer. `lead`: the text between thought and answer."""
-        self._passes = True
+        self._is_over = True
         self._writer.cancel_requests()
         answer, used = self._limits.answer, len(self._writer.token_ids)
         thought = self._writer.token_ids if thought_ids is None else thought_ids
@@ -144,7 +147,7 @@ class ThoughtListener:
 
     def _handle_finish(self, delta: Delta) -> None:
         """The engine ended the output before it ended the thought."""
-        if self._passes:
+        if self._is_over:
             return
         if self._limits.binds_answer and delta.finish_reason is FinishReason.STOP:
             if self._parser.thought_began:
@@ -165,7 +168,8 @@ class ThoughtListener:
         self._writer.on_flush()
 
     def on_done(self, done: Done) -> None:
-        self._writer.on_done(done)
+        if not self._is_over:
+            self._writer.on_done(done)
 
     def on_error(self, error: EnginebayError) -> None:
         self._writer.on_error(error)

@@ -109,10 +109,10 @@ async def prepare_request(
 
 
 def make_overflow_error(param: str, tokens: str, context_length: int) -> ContextOverflow:
-    """Clients look for these words to shorten the conversation and try again: keep the first sentence as it is."""
+    """Clients look for these words to shorten the conversation and try again: LiteLLM for the first sentence, LangChain for the last."""
     return ContextOverflow(
         f"This model's maximum context length is {context_length} tokens. However, your {param} resulted in {tokens} tokens",
-        "shorten it, or set truncate_prompt_tokens",
+        "the prompt is too long: shorten it, or set truncate_prompt_tokens",
         param=param,
     )
 

@@ -19,6 +19,7 @@ from enginebay.server.api.openai.responses_api.background import BackgroundRuns
 from enginebay.server.api.request_dialect import encode_http_refusal
 from enginebay.server.api.routes import ROUTES
 from enginebay.server.auth.api_keys import Keyring
+from enginebay.server.http.form_parser import FormLimits
 from enginebay.server.http.http_settings import HttpSettings
 from enginebay.server.http.listener import HttpListener
 from enginebay.server.requests.crash_guard import CrashGuard, TrialGateway
@@ -243,4 +244,12 @@ def _build_http_settings(config: ServerConfig) -> HttpSettings:
         max_client_buffered_bytes=limits.client_body_buffer_bytes,
         max_unread_bytes=limits.unread_bytes,
         encode_refusal=encode_http_refusal,
+        form_limits=FormLimits(
+            limits.form_parts, limits.form_field_bytes, limits.form_header_bytes, limits.form_name_chars
+        ),
+        max_form_disk_bytes=limits.form_disk_bytes,
+        max_client_form_disk_bytes=limits.client_form_disk_bytes,
+        max_websockets=limits.websockets,
+        max_client_websockets=limits.client_websockets,
+        websocket_idle_s=limits.websocket_idle_s,
     )

@@ -20,7 +20,10 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _PROTOCOL = "http/protobuf"
 _MISSING = f"{_ENDPOINT} is set, but OpenTelemetry is not installed; run `pip install 'enginebay[tracing]'`"
 # Endpoint -> operation name in the semantic conventions.
-_OPERATIONS = {"completions": "text_completion", "responses": "chat", "messages": "chat"}
+_OPERATIONS = {
+    "completions": "text_completion", "responses": "chat", "messages": "chat", "ollama.chat": "chat", "ollama.generate": "text_completion",
+    "ollama.embed": "embeddings", "ollama.embeddings": "embeddings",
+}  # fmt: skip
 
 
 class Span:

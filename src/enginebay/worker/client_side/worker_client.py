@@ -198,7 +198,7 @@ class WorkerClient(asyncio.Protocol):
         for name, value in error.trailing_metadata() or ():
             if name == "enginebay-error-bin":
                 return codec.decode_failure(pb.Failure.FromString(value))
-        if error.code().name == "UNAVAILABLE":
+        if error.code().name in ("UNAVAILABLE", "CANCELLED"):  # the worker stops: our own cancellation is no such error
             return self._build_death_error()
         if error.code().name == "DEADLINE_EXCEEDED" and timeout_s is not None:
             return WorkerDied(

@@ -26,7 +26,8 @@ def test_routes(method: str, path: str, template: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/responses/", "/v1/responses/a/b", "/v1/models/", "/v1/conversations/c/items/", "/v1/x", "/V1/models"]
+    "path",
+    ["/v1/responses//", "/v1/responses/a/b", "/v1/models//", "/v1/conversations/c/items//", "/v1/x", "/V1/models"],
 )
 def test_unknown_paths(path: str) -> None:
     with pytest.raises(NotFound) as error:

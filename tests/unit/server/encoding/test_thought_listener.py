@@ -165,6 +165,21 @@ async def test_a_thought_within_its_budget_needs_no_second_request() -> None:
     assert connection.events[-1]["usage"]["enginebay"]["energy_j"] == 1.0
 
 
+@pytest.mark.parametrize("guided", [None, GUIDED])
+async def test_the_last_piece_may_come_with_the_end(guided: Guided | None) -> None:
+    writer, connection, worker = begin(budget=50, guided=guided)
+    worker.send("<think>ab</think")
+    worker.listeners[1].on_delta(Delta(">Yes", (1,), 0, (), FinishReason.STOP))
+    if guided is None:
+        worker.listeners[1].on_done(DONE)
+    else:
+        worker.send("{}")
+        worker.finish()
+    assert await writer.finished is None
+    assert read(connection) == ("ab", "Yes" if guided is None else "{}")
+    assert [event["choices"][0]["finish_reason"] for event in connection.events[:-1]].count("stop") == 1
+
+
 async def test_without_a_constraint_an_answer_without_a_thought_goes_out() -> None:
     _, connection, worker = begin(budget=50, guided=None)
     worker.send("<b>Yes</b>")

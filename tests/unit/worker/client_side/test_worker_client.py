@@ -133,3 +133,23 @@ async def test_a_lost_connection_is_known_at_once(tmp_path: Path) -> None:
             await asyncio.sleep(0)
     await client.close()
     server.close()
+
+
+async def test_a_call_that_a_stopping_worker_cancels_is_its_death(tmp_path: Path) -> None:
+    """So that the request is sent to the next one. gRPC has two codes for it, depending on the moment."""
+
+    def abort(_: object, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    methods = {"Embed": grpc.unary_unary_rpc_method_handler(abort)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(client_module.SERVICE, methods),))
+    server.add_insecure_port(f"unix:{tmp_path / 's'}")
+    server.start()
+    client = WorkerClient(f"unix:{tmp_path / 's'}")
+    try:
+        with pytest.raises(WorkerDied):
+            await client.embed([[1]])
+    finally:
+        await client.close()
+        await asyncio.to_thread(server.stop(None).wait)

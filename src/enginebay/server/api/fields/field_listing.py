@@ -15,6 +15,7 @@ _ENDPOINTS = {
     "ChatBody": "chat",
     "CompletionBody": "completions",
     "ResponsesBody": "responses",
+    "CompactBody": "compact",
     "MessagesBody": "messages",
     "CountTokensBody": "count_tokens",
     "EmbeddingBody": "embeddings",

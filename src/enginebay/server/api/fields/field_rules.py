@@ -61,6 +61,9 @@ class RuleSet:
         self.rules = {rule.name: rule for rule in rules}
         applied = [rule for rule in rules if not rule.depends]
         self._top_level = [(attrgetter(rule.name), rule) for rule in applied if "." not in rule.name]
+        # All at once: most requests set none of these.
+        self._read_all = attrgetter(*(rule.name for _, rule in self._top_level)) if self._top_level else _read_nothing
+        self._unset = None if len(self._top_level) < 2 else (None,) * len(self._top_level)
         self._nested = [
             (attrgetter(rule.name.rpartition(".")[0]), attrgetter(rule.name.rpartition(".")[2]), rule)
             for rule in applied
@@ -69,7 +72,7 @@ class RuleSet:
 
     def apply(self, body: Any, ignored: dict[str, str], translated: dict[str, str]) -> None:
         """Refuse, translate or note the fields that are set. Change the body where a field is another's name."""
-        for read, rule in self._top_level:
+        for read, rule in self._top_level if self._read_all(body) != self._unset else ():
             value = read(body)
             if value is not None and value not in rule.neutral:
                 _apply_rule(rule, body, value, ignored, translated)
@@ -78,6 +81,10 @@ class RuleSet:
             value = None if outer is None else read_inner(outer)
             if value is not None and value not in rule.neutral:
                 _apply_rule(rule, body, value, ignored, translated)
+
+
+def _read_nothing(body: Any) -> None:
+    return None
 
 
 NO_RULES = RuleSet(())

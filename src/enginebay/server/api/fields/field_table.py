@@ -26,10 +26,13 @@ _ACCOUNT = (
     ignore("safety_identifier", "nothing depends on it"),
     ignore("metadata", "nothing is stored"),
 )
-_GENERATION = (
+_COMPACT = (
     ignore("service_tier", "there is one tier", neutral=("auto", "default")),
     ignore("prompt_cache_retention", "prompts are cached in memory while there is room", neutral=("in_memory", "in-memory")),
     ignore("prompt_cache_options", "the engine decides what it caches"),
+)  # fmt: skip
+_GENERATION = (
+    *_COMPACT,
     ignore("cache_prompt", "the engine decides what it caches", neutral=(True,)),
     ignore("keep_alive", "the configuration decides how long a model stays loaded"),
     ignore("priority", "the weight of the API key decides", neutral=(0,)),
@@ -91,7 +94,7 @@ _RESPONSES = (
     ignore("max_tool_calls", "it counts hosted tools, and there are none"),
     ignore("text.verbosity", "ask for the length in the instructions", neutral=("medium",)),
     ignore("tools", _HOSTED, depends=True),
-    ignore("include", "only message.output_text.logprobs adds something", depends=True),
+    ignore("include", "only message.output_text.logprobs and reasoning.encrypted_content add something", depends=True),
     translate("reasoning", f"effort: {_SWITCH}", depends=True),
     refuse("prompt", "stored prompts are not supported", "send the text as instructions and input"),
     refuse("moderation", "moderation is not supported", "remove moderation"),
@@ -142,6 +145,7 @@ FIELD_TABLE: dict[str, RuleSet] = {
     "ChatBody": RuleSet(_CHAT),
     "CompletionBody": RuleSet(_COMPLETION),
     "ResponsesBody": RuleSet(_RESPONSES),
+    "CompactBody": RuleSet(_COMPACT),
     "MessagesBody": RuleSet(_MESSAGES),
     "CountTokensBody": RuleSet(_MESSAGES_PROMPT),
     "EmbeddingBody": RuleSet((ignore("user", "nothing depends on it"),)),

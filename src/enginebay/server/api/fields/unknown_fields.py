@@ -7,7 +7,7 @@ large body costs a scan, and what is left goes through the strict decoder again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, get_args, get_type_hints
 
@@ -33,7 +33,7 @@ def drop_unknown_fields(struct: type[Any], body: bytes) -> tuple[bytes, dict[str
 
 
 def _clean_object(struct: type[Any], text: bytes, path: str, dropped: dict[str, str]) -> bytes:
-    known = list_fields(struct)
+    known = list_fields(struct)  # type: ignore[arg-type]  # a class is hashable
     members = []
     for name, raw in _split_object(text).items():
         value = bytes(raw)
@@ -80,6 +80,13 @@ def note_unknown_field(
         hint = "remove them; /docs lists all parameters"
         raise InvalidRequest(f"more than {MAX_UNKNOWN} unknown parameters", hint, param=param or where[:200])
     dropped[shown] = "null" if is_null else "unknown"
+
+
+def note_unknown_keys(item: Mapping[str, Any], known: Collection[str], where: str, dropped: dict[str, str]) -> None:
+    """Note the unknown keys of an object that is not a struct."""
+    for key, value in item.items():
+        if key not in known and value is not None:
+            note_unknown_field(key, f"{where}.{key}", tuple(sorted(known)), dropped, param=where.partition("[")[0])
 
 
 def make_unknown_error(where: str, similar: str, param: str = "") -> InvalidRequest:

@@ -17,6 +17,7 @@ from enginebay.server.api.openai import sampling_params
 from enginebay.server.api.openai.chat_plan import ChatPlan, plan_chat
 from enginebay.server.api.openai.schemas import ChatBody, CompletionBody
 from enginebay.server.api.openai.template_options import build_template_options
+from enginebay.server.api.openai.tool_use import plan_tools
 from enginebay.server.encoding.choice_state import ChoiceState
 from enginebay.server.encoding.response_writer import ResponseWriter
 from enginebay.server.requests.request_context import RequestContext
@@ -43,10 +44,10 @@ def resolve_model(catalog: ModelCatalog, name: str) -> str:
 async def chat(context: ServerContext, request_context: RequestContext) -> None:
     body = read_body(OllamaChatBody, context, request_context)
     call = _start_call(context, request_context, body, "chat")
+    options = ollama_input.read_options(body.options, request_context.ignored)
     if not body.messages:
         await call.load_or_unload()
         return
-    options = ollama_input.read_options(body.options, request_context.ignored)
     request_context.prompt = body.messages
     chat_body = await request_context.run_in_thread_if_large(ollama_input.to_chat_body, body, options)
     await call.answer_chat(chat_body, options)
@@ -56,10 +57,10 @@ async def generate(context: ServerContext, request_context: RequestContext) -> N
     body = read_body(OllamaGenerateBody, context, request_context)
     call = _start_call(context, request_context, body, "generate")
     ollama_input.check_unsupported_fields(body)
+    options = ollama_input.read_options(body.options, request_context.ignored)
     if not body.prompt and not body.images:
         await call.load_or_unload()
         return
-    options = ollama_input.read_options(body.options, request_context.ignored)
     request_context.prompt = body.prompt
     if body.raw:
         await call.continue_text(body.prompt or "", options)
@@ -100,6 +101,7 @@ class OllamaCall:
             return
         session, _ = await self.context.acquire_session(self.request_context, self.model)
         _check_task(session)
+        _check_unused_fields(self.body, session)
         add_translation_headers(self.request_context)
         exchange.respond(200, self._make_encoder().encode_empty("load"))
         await self.keep_alive.apply()
@@ -173,6 +175,14 @@ class OllamaCall:
 def _check_task(session: ModelSession) -> None:
     if session.client.handle.task != "generate":
         raise InvalidRequest(f"{session.name!r} does not support generate", "use /api/embed", param="model")
+
+
+def _check_unused_fields(body: OllamaOutputBody, session: ModelSession) -> None:
+    """Raise for what a request that only loads the model need not have, but has wrong."""
+    fields = ollama_input.translate_format(body.format)
+    constraint = sampling_params.read_constraint(CompletionBody(model=body.model, prompt="", **fields), session.limits)
+    tools = ollama_input.translate_tools(body.tools) if isinstance(body, OllamaChatBody) else None
+    plan_tools(tools, None, None, session.limits, session, constraint)
 
 
 def _read_raw_sampling(text: CompletionBody, body: OllamaOutputBody, session: ModelSession) -> Sampling:

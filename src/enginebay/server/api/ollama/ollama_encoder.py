@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from enginebay.server.encoding.choices_sse_writer import ChoicesSseWriter
 from enginebay.server.encoding.error_responses import encode_error, get_error_row
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.model_session import ModelSession
-from enginebay.text.output_events import AnswerText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
+from enginebay.text.output_events import ReasoningText, ToolCallArguments, ToolCallStart
 
 NDJSON = "application/x-ndjson"
 _encode = msgspec.json.Encoder().encode
@@ -72,22 +72,11 @@ class OllamaEncoder:
 
     # One object
 
-    def encode_body(
-        self, events: Iterable[OutputEvent], logprobs: Sequence[TokenLogprobs], usage: Usage, timing: ResponseTiming,
-        next_call_id: Callable[[], str],
-    ) -> bytes:  # fmt: skip
-        choice, texts, thoughts = ChoiceState(0), [], []
-        for event in events:
-            if isinstance(event, ReasoningText):
-                thoughts.append(event.text)
-            elif isinstance(event, AnswerText):
-                texts.append(event.text)
-            else:
-                choice.append_event(event, next_call_id() if isinstance(event, ToolCallStart) else "")
+    def encode_body(self, choice: ChoiceState, usage: Usage, timing: ResponseTiming) -> bytes:
         calls, cut = _build_calls(choice.calls, 0)
-        text = "".join((*texts, *cut))
-        fields = {**self._build_ending(usage, timing), **self._build_logprobs(logprobs)}
-        return _encode(self._build_object(text, "".join(thoughts), calls, **fields))
+        text, thinking = "".join((*choice.texts, *cut)), "".join(choice.reasoning_texts)
+        fields = {**self._build_ending(usage, timing), **self._build_logprobs(choice.logprobs)}
+        return _encode(self._build_object(text, thinking, calls, **fields))
 
     def encode_empty(self, done_reason: Literal["load", "unload"]) -> bytes:
         """Encode the response to a request that only loads or unloads the model."""
@@ -210,15 +199,11 @@ class OllamaJsonWriter(ChoicesJsonWriter):
         self._encoder = encoder
 
     def write_completed(self) -> None:
-        choice, text = self._choice, self._choice.text
-        events: list[OutputEvent] = [AnswerText(text)]
-        if choice.parser is not None:
-            events = [*choice.parser.feed(text), *choice.parser.end()]
+        choice = self._choice
         self._encoder.finish_reason = choice.finish_reason or "stop"
-        if self.finish_reason == "stop" and any(isinstance(event, ToolCallStart) for event in events):
-            self.finish_reason = "tool_calls"  # for the log
-        body = self._encoder.encode_body(events, choice.logprobs, self.usage, self.timing, self.session.next_call_id)
-        self.exchange.respond(200, body)
+        if choice.parser is not None:
+            self._finish_parsing(choice, choice.parser)
+        self.exchange.respond(200, self._encoder.encode_body(choice, self.usage, self.timing))
 
 
 class OllamaStreamWriter(ChoicesSseWriter):
@@ -232,4 +217,4 @@ class OllamaStreamWriter(ChoicesSseWriter):
         super().flush()
 
     def _encode_failure(self, error: EnginebayError) -> bytes:
-        return self.error_form.encode_event(error)
+        return OLLAMA_ERRORS.encode_event(error)

@@ -76,8 +76,11 @@ def note_options(
 
 def to_chat_body(body: OllamaChatBody, options: OllamaOptions) -> ChatBody:
     messages = translate_messages(body.messages or [])
-    tools = None if body.tools is None else [{"type": "function", **tool} for tool in body.tools]
-    return ChatBody(messages=messages, tools=tools, **_translate_output_fields(body, options))
+    return ChatBody(messages=messages, tools=translate_tools(body.tools), **_translate_output_fields(body, options))
+
+
+def translate_tools(tools: list[JsonObject] | None) -> list[JsonObject] | None:
+    return None if tools is None else [{"type": "function", **tool} for tool in tools]
 
 
 def to_generate_chat(body: OllamaGenerateBody, options: OllamaOptions) -> ChatBody:

@@ -33,6 +33,7 @@ async def create_completion(context: ServerContext, request_context: RequestCont
     prompts = await request_context.run_in_thread_if_large(parse_prompts, body.prompt, "prompts", session, "prompt")
     request_context.stream = bool(body.stream)
     request_context.prompt = body.prompt
+    sampling_params.note_unknown_format_keys(body.response_format, request_context.ignored)
     request_context.cache_key = body.prompt_cache_key or ""
     sampling = await request_context.run_in_thread_if_large(_read_sampling, body, session)
     sequences = len(prompts) * (sampling.best_of or sampling.n)

@@ -13,6 +13,7 @@ from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong, get_tokenize_limit
 from enginebay.server.api.body_decoder import get_unknown_fields, read_body
 from enginebay.server.api.fields.hosted_tools import drop_hosted_tools
+from enginebay.server.api.fields.unknown_fields import note_unknown_keys
 from enginebay.server.api.openai import responses_input
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder, ResponseEventEncoder
 from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
@@ -49,6 +50,8 @@ async def create_response(context: ServerContext, request_context: RequestContex
     request_context.cache_key = body.prompt_cache_key or ""
     responses_input.note_includes(body, request_context.ignored)
     body.tools = drop_hosted_tools(body.tools, request_context.ignored)
+    if body.text is not None and body.text.format is not None:
+        note_unknown_keys(body.text.format, responses_input.FORMAT_KEYS, "text.format", request_context.ignored)
     try:
         await _create_response(context, request_context, body)
     except RequestError:
@@ -84,8 +87,10 @@ async def _create_response(context: ServerContext, request_context: RequestConte
         return
     remember_locally(request_context, turn, writer.response)
     if background is not None:
+        writer.write_end()  # the last events are stored before the status
         await background.finish(writer.response)
-    elif turn.stores:
+        return
+    if turn.stores:
         await store_turn(context, request_context, turn, writer.response)
     writer.write_end()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
-from enginebay.server.api.fields.unknown_fields import note_unknown_field, shorten_name
+from enginebay.server.api.fields.unknown_fields import note_unknown_keys, shorten_name
 from enginebay.server.api.openai.reasoning.reasoning_items import (
     add_assistant_text,
     add_reasoning_item,
@@ -35,9 +35,11 @@ _CALL_KEYS = frozenset(
 )
 _OUTPUT_KEYS = frozenset(("type", "call_id", "output", "id", "status", "name", "namespace"))
 _TOOL_KEYS = frozenset(("type", "name", "description", "parameters", "strict"))
+FORMAT_KEYS = ("type", "name", "description", "schema", "strict")
 _TOOL_EXAMPLE = '{"type": "function", "name": "…"}'
 _SUMMARY_HEADING = "Summary of the conversation so far:"
-_LOGPROBS = "message.output_text.logprobs"
+_LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+_INCLUDED = (_LOGPROBS, _ENCRYPTED)  # what can be added to a response
 _MAX_SHOWN = 8
 _WHOLE_INPUT = "send the call too, or continue its response with previous_response_id"
 
@@ -51,10 +53,10 @@ def check_stream_options(body: ResponsesBody) -> None:
 
 def note_includes(body: ResponsesBody, ignored: dict[str, str]) -> None:
     """Note what the response will not include."""
-    others = [shorten_name(name) for name in body.include or () if name != _LOGPROBS]
+    others = [shorten_name(name) for name in body.include or () if name not in _INCLUDED]
     if others:
         shown = ", ".join(others[:_MAX_SHOWN]) + (", ..." if len(others) > _MAX_SHOWN else "")
-        ignored["include"] = f"{shown}: only {_LOGPROBS} adds something"
+        ignored["include"] = f"{shown}: only {' and '.join(_INCLUDED)} add something"
 
 
 def read_logprobs(body: ResponsesBody) -> int | None:
@@ -300,13 +302,13 @@ def _add_call_output(
 
 
 def _check_keys(item: Mapping[str, Any], known: frozenset[str], where: str, unknown: UnknownFields) -> None:
-    param = where.partition("[")[0]
+    if unknown is not None:
+        note_unknown_keys(item, known, where, unknown)
+        return
     for key, value in item.items():
-        if key in known or value is None:
-            continue
-        if unknown is None:
-            raise InvalidRequest(f"unknown field {where}.{key[:40]}", f"use {', '.join(sorted(known))}", param=param)
-        note_unknown_field(key, f"{where}.{key}", tuple(sorted(known)), unknown, param=param)
+        if key not in known and value is not None:
+            hint = f"use {', '.join(sorted(known))}"
+            raise InvalidRequest(f"unknown field {where}.{key[:40]}", hint, param=where.partition("[")[0])
 
 
 def _read_string(item: Mapping[str, Any], key: str, where: str) -> str:

@@ -16,10 +16,13 @@ from enginebay.constraints.schema_limits import check_schema
 from enginebay.contract import Guided, Sampling
 from enginebay.contract.sampling_parameters import RANGES
 from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.api.fields.unknown_fields import note_unknown_keys
 from enginebay.server.api.openai.schema_fields import GenerationFields
 from enginebay.server.requests.run_generation import WHOLE_CONTEXT
 from enginebay.util.limit_errors import make_limit_error
 
+_FORMAT_KEYS = ("type", "json_schema", "schema")
+_JSON_SCHEMA_KEYS = ("name", "description", "schema", "strict")
 # Fields with the same name and meaning in the contract.
 _SHARED_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -198,7 +201,8 @@ def parse_response_format(response_format: Mapping[str, Any]) -> Any:
     if kind == "text":
         return None
     if kind == "json_object":
-        return {"type": "object"}
+        schema = response_format.get("schema")  # as in llama.cpp
+        return schema if isinstance(schema, Mapping) else {"type": "object"}
     if kind != "json_schema":
         raise InvalidRequest(
             f"response_format.type is {str(kind)[:40]!r}",
@@ -216,6 +220,16 @@ def parse_response_format(response_format: Mapping[str, Any]) -> Any:
         if not isinstance(json_schema.get(key), (kind, type(None))):
             raise InvalidRequest(f"response_format.json_schema.{key} is not {name}", param="response_format")
     return json_schema["schema"]
+
+
+def note_unknown_format_keys(response_format: Mapping[str, Any] | None, ignored: dict[str, str]) -> None:
+    """Note keys of a `response_format` that are not read. Raise `InvalidRequest` for a misspelling."""
+    if response_format is None:
+        return
+    note_unknown_keys(response_format, _FORMAT_KEYS, "response_format", ignored)
+    json_schema = response_format.get("json_schema")
+    if isinstance(json_schema, Mapping):
+        note_unknown_keys(json_schema, _JSON_SCHEMA_KEYS, "response_format.json_schema", ignored)
 
 
 def check_stream_options(body: GenerationFields) -> None:

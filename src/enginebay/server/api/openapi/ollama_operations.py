@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from enginebay.server.api.openapi.schema_builders import (
-    NULL,
     OBJECT,
     STRING,
     Schema,
@@ -86,6 +85,9 @@ OLLAMA_OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
 
 _CALLS = array(obj({"id": STRING, "function": obj({"name": STRING, "arguments": OBJECT})}, ("id",)))
 OLLAMA_COMPONENTS: dict[str, Schema] = {
+    "OllamaTool": obj(
+        {"type": const("function"), "function": {"$ref": "#/components/schemas/Tool/properties/function"}}, ("type",)
+    ),
     "OllamaInputMessage": obj(
         {
             "role": enum("system", "user", "assistant", "tool"),
@@ -100,24 +102,21 @@ OLLAMA_COMPONENTS: dict[str, Schema] = {
     ),
 }
 
+_BODIES_WITH_OPTIONS = ("OllamaChatBody", "OllamaGenerateBody", "OllamaEmbedBody", "OllamaEmbeddingsBody")
+_KEEP_ALIVE = any_of({"type": "number"}, {"type": "string", "pattern": r"^[+-]?\d{1,9}(\.\d{1,9})?(ms|s|m|h)?$"})
+
 OLLAMA_FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("OllamaChatBody", "messages"): array(ref("OllamaInputMessage")),
+    ("OllamaChatBody", "tools"): array(ref("OllamaTool")),
     ("OllamaGenerateBody", "prompt"): STRING,
     ("OllamaGenerateBody", "template"): const(""),
     ("OllamaGenerateBody", "context"): array({"type": "integer"}, maxItems=0),
     ("OllamaEmbeddingsBody", "prompt"): STRING,
-    ("*", "keep_alive"): any_of(
-        {"type": "number"}, {"type": "string", "pattern": r"^[+-]?\d{1,9}(\.\d{1,9})?(ms|s|m|h)?$"}
-    ),
+    **{(body, "keep_alive"): _KEEP_ALIVE for body in _BODIES_WITH_OPTIONS},
     ("OllamaChatBody", "format"): any_of(enum("", "json"), ref("JsonSchema")),
     ("OllamaGenerateBody", "format"): any_of(enum("", "json"), ref("JsonSchema")),
-    **{
-        (body, "options"): ref("OllamaOptions")
-        for body in ("OllamaChatBody", "OllamaGenerateBody", "OllamaEmbedBody", "OllamaEmbeddingsBody")
-    },
+    **{(body, "options"): ref("OllamaOptions") for body in _BODIES_WITH_OPTIONS},
     ("OllamaGenerateBody", "images"): nullable(array(STRING)),
-    ("OllamaShowBody", "name"): NULL,
-    ("OllamaPullBody", "name"): NULL,
 }
 
 _UNFIT = "Ignored: a prompt that does not fit the context is refused."
@@ -136,6 +135,7 @@ OLLAMA_FIELD_DESCRIPTIONS: dict[str, str] = {
     "raw": "Send the prompt to the model unchanged, without a chat template.",
     "images": "Base64, for models that take images.",
     "template": "Not supported: a template is code. Render the prompt yourself and set raw.",
+    "suffix": "Not supported.",
     "context": "Not supported: use /api/chat.",
     "shift": _UNFIT,
     **dict.fromkeys(("OllamaChatBody.truncate", "OllamaGenerateBody.truncate"), _UNFIT),

@@ -194,17 +194,14 @@ BODY_RULES: dict[str, Schema] = {
     )
 }
 
-_THINKING: Schema = {
-    "type": "object",
-    "properties": {"type": enum("enabled", "disabled"), "budget_tokens": {"type": "integer", "minimum": 0}},
-    "required": ["type"],
-    "additionalProperties": False,
-}
-_REASONING: Schema = {
-    "type": "object",
-    "properties": {"effort": enum("none", "minimal", "low", "medium", "high", "xhigh", "max")},
-    "additionalProperties": NULL,
-}
+_THINKING = obj(
+    {
+        "type": enum("enabled", "disabled", "adaptive", "auto"),
+        "budget_tokens": nullable({"type": "integer", "minimum": 0}),
+    },
+    ("budget_tokens",),
+)
+_REASONING = obj({"effort": nullable(STRING)}, ("effort",))
 
 # Replace msgspec's schemas; "*" matches every body.
 FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
@@ -219,7 +216,6 @@ FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     },
     ("*", "documents"): array(OBJECT),
-    ("*", "reasoning_effort"): enum("none", "minimal", "low", "medium", "high", "xhigh", "max"),
     ("*", "thinking"): any_of(BOOLEAN, _THINKING),
     ("*", "prompt"): _PROMPT,
     ("TokenizeBody", "prompt"): STRING,
@@ -230,8 +226,7 @@ FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("ResponsesBody", "tools"): array(ref("ResponsesTool")),
     ("ResponsesBody", "tool_choice"): ref("ResponsesToolChoice"),
     ("ResponsesBody", "reasoning"): _REASONING,
-    ("ResponsesBody", "store"): BOOLEAN,
-    ("ResponsesBody", "conversation"): any_of(STRING, obj({"id": STRING})),
+    ("ResponsesBody", "conversation"): nullable(any_of(STRING, obj({"id": STRING}))),
     ("CompactBody", "input"): any_of(_TEXT, array(ref("ResponsesInputItem"), minItems=1)),
     ("ConversationBody", "items"): array(ref("ResponsesInputItem"), maxItems=20),
     ("ConversationItemsBody", "items"): array(ref("ResponsesInputItem"), minItems=1, maxItems=20),
@@ -254,7 +249,7 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "tools": "Functions that the model may call.",
     "tool_choice": "auto: the model decides. none: no calls. required: at least one call. Or name the function or the allowed functions.",
     "parallel_tool_calls": "Whether the model may make several calls. Enforced only with required calls.",
-    "reasoning_effort": "How much to think. Set in the chat template, or ignored if it has no switch.",
+    "reasoning_effort": "How much to think: none, minimal, low, medium, high, xhigh or max. Set in the chat template, or ignored if it has no switch.",
     "enable_thinking": "Whether to think. Set in the chat template, or ignored if it has no switch.",
     "thinking": "Another name of enable_thinking.",
     "max_reasoning_tokens": "End the thought after this many tokens, and answer. 0: no thought.",

@@ -107,6 +107,8 @@ def build_request_schemas(
         schema.update(BODY_RULES.get(name, {}))
         if unknown_fields == "ignore" and name not in _ADMIN_BODIES | STRICT_OBJECTS:
             schema.pop("additionalProperties", None)
+    for struct in _NESTED:
+        components[struct.__name__].pop("additionalProperties", None)  # unknown ones are ignored by name
     return {**components, **INPUT_COMPONENTS}
 
 

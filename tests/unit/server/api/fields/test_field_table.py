@@ -18,6 +18,7 @@ from enginebay.server.api.fields.field_rules import FieldRule, Treatment
 from enginebay.server.api.fields.field_table import FIELD_TABLE
 from enginebay.server.api.fields.unknown_fields import list_fields
 from enginebay.server.api.openai import schemas
+from enginebay.server.api.openai.responses_api.state_schemas import CompactBody
 from enginebay.server.requests.request_context import RequestContext
 from tests.unit.server.requests.test_retry_policy import make_request_context
 
@@ -26,6 +27,7 @@ BODIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "ChatBody": (schemas.ChatBody, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
     "CompletionBody": (schemas.CompletionBody, {"model": "m", "prompt": "hi"}),
     "ResponsesBody": (schemas.ResponsesBody, {"model": "m", "input": "hi"}),
+    "CompactBody": (CompactBody, {"model": "m", "input": "hi"}),
     "MessagesBody": (MessagesBody, {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}),
     "CountTokensBody": (CountTokensBody, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
     "EmbeddingBody": (schemas.EmbeddingBody, {"model": "m", "input": "hi"}),

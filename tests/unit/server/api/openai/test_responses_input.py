@@ -237,14 +237,14 @@ def test_stream_options_need_a_stream() -> None:
 def test_unknown_keys_of_items_and_tools_are_noted() -> None:
     unknown: dict[str, str] = {}
     items = [{"role": "user", "content": [{"type": "input_text", "text": "x", "zzz": 1}], "name": "Ann"}] * 100
-    assert len(to_chat_messages(make_body(input=items), ServerLimits(), unknown)) == 100
+    assert len(to_chat_messages(None, items, ServerLimits(), unknown=unknown)) == 100
     to_chat_tools([{"type": "function", "name": "f", "defer_loading": True}], unknown)
     assert unknown.keys() == {"input[].name", "input[].content[].zzz", "tools[].defer_loading"}
 
 
 def test_a_misspelled_key_of_an_item_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="contents") as caught:
-        to_chat_messages(make_body(input=[{"role": "user", "contents": "x"}]), ServerLimits(), {})
+        to_chat_messages(None, [{"role": "user", "contents": "x"}], ServerLimits(), unknown={})
     assert caught.value.param == "input" and "content" in caught.value.hint
 
 
@@ -252,8 +252,13 @@ def test_what_is_not_included_is_noted() -> None:
     ignored: dict[str, str] = {}
     note_includes(make_body(include=["message.output_text.logprobs"]), ignored)
     assert ignored == {}
-    note_includes(make_body(include=["message.output_text.logprobs", "reasoning.encrypted_content", "é\r\n"]), ignored)
-    assert ignored["include"].startswith("reasoning.encrypted_content, ???: ")
+    note_includes(
+        make_body(
+            include=["message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results", "é\r\n"]
+        ),
+        ignored,
+    )
+    assert ignored["include"].startswith("file_search_call.results, ???: ")
 
 
 def test_include_enables_log_probabilities() -> None:

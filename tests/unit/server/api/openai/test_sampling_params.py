@@ -9,7 +9,7 @@ from enginebay.config.sections.server_section import GUIDED_KINDS, ServerLimits
 from enginebay.contract import Guided, Sampling
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.server.api.body_decoder import decode_body
-from enginebay.server.api.openai.sampling_params import read_constraint, read_sampling
+from enginebay.server.api.openai.sampling_params import note_unknown_format_keys, read_constraint, read_sampling
 from enginebay.server.api.openai.schemas import ChatBody
 from tests.hostile import corpus_guided
 
@@ -172,3 +172,19 @@ def test_each_kind_can_be_turned_off(name: str, fields: dict[str, Any]) -> None:
         read(limits=ServerLimits(guided=kinds), **fields)
     assert caught.value.param == param and "server.limits.guided" in caught.value.hint
     assert read(limits=ServerLimits(guided=(kind,)), **fields).guided is not None
+
+
+def test_a_format_of_llama_cpp_has_its_schema_beside_the_type() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    found = read(response_format={"type": "json_object", "schema": schema}).guided
+    assert found is not None and found.json is not None and json.loads(found.json) == schema
+
+
+def test_unknown_keys_of_a_format_are_noted() -> None:
+    ignored: dict[str, str] = {}
+    note_unknown_format_keys(None, ignored)
+    note_unknown_format_keys({"type": "json_schema", "json_schema": {"schema": {}, "zzz": 1}, "yyy": 1}, ignored)
+    assert ignored.keys() == {"response_format.yyy", "response_format.json_schema.zzz"}
+    with pytest.raises(InvalidRequest, match="schem'") as caught:
+        note_unknown_format_keys({"type": "json_object", "schem": {}}, ignored)
+    assert caught.value.param == "response_format" and "schema" in caught.value.hint

@@ -153,8 +153,9 @@ class _Translator:
                 f"use one of {', '.join(EFFORTS)}",
                 param=self.fields.effort_param,
             )
+        at = EFFORTS.index(effort)
         nearest = sorted(
-            EFFORTS, key=lambda other: (abs(EFFORTS.index(other) - EFFORTS.index(effort)), other not in known)
+            EFFORTS, key=lambda other: (abs(EFFORTS.index(other) - at), other not in known, EFFORTS.index(other) < at)
         )
         if not known:
             return next(other for other in nearest if other in _USUAL_EFFORTS)

@@ -71,7 +71,7 @@ class BackgroundRuns:
 class BackgroundExchange(Exchange):
     """Stands in for the client's exchange once that has its answer. A stream still goes to the client, as long as it reads."""
 
-    __slots__ = ("_batch", "_client", "_timer", "run")
+    __slots__ = ("_batch", "_client", "_held_end", "_is_settled", "_timer", "run")
 
     def __init__(self, client: Exchange, run: BackgroundRun) -> None:
         super().__init__(client._connection, client.method, client.path, client.headers)
@@ -81,6 +81,8 @@ class BackgroundExchange(Exchange):
         self._client: Exchange | None = client if run.streams else None
         self._batch = bytearray()  # events to store
         self._timer: asyncio.TimerHandle | None = None
+        self._held_end: bytes | None = None  # the client gets the end once it is stored
+        self._is_settled = False
 
     @property
     def congested(self) -> bool:
@@ -109,22 +111,36 @@ class BackgroundExchange(Exchange):
             self._client.start(status, content_type, headers)
 
     def write(self, data: bytes) -> None:
+        self._send(data)
+        self._keep(data)
+
+    def end(self, data: bytes = b"") -> None:
+        self._keep(data)
+        self._store_events()
+        self._held_end = data
+        if self._is_settled:
+            self.settle()
+
+    def settle(self) -> None:
+        """The response has ended in the store too: the client may know."""
+        self._is_settled = True
+        if self._held_end is not None and self._client is not None:
+            self._send(self._held_end)
+            self._client.end()
+            self._client = None
+
+    def _send(self, data: bytes) -> None:
         if self._client is not None and self._client.congested:  # it can read the rest later
             self._client.abort()
             self._client = None
         if self._client is not None:
             self._client.write(data)
-        if self.run.streams and not data.startswith(b":"):
+
+    def _keep(self, data: bytes) -> None:
+        if self.run.streams and data and not data.startswith(b":"):
             self._batch += data
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(_EVENTS_INTERVAL_S, self._store_events)
-
-    def end(self, data: bytes = b"") -> None:
-        if data:
-            self.write(data)
-        self._store_events()
-        if self._client is not None:
-            self._client.end()
 
     def abort(self) -> None:
         self._store_events()
@@ -173,9 +189,11 @@ class BackgroundRun:
             )  # fmt: skip
         except (NotStored, StateUnavailable) as error:
             self._store_failure("server_error", f"the response could not be stored: {error}")
+        self.exchange.settle()
 
     def fail(self, error: EnginebayError) -> None:
         self.runs.remove(self.turn.id)
+        self.exchange.settle()
         if isinstance(error, Cancelled) and self.exchange.closed:
             return  # whoever cancelled it has stored that
         code = "invalid_prompt" if get_error_row(error).status < 500 else "server_error"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from enginebay.errors import InvalidRequest
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.openai.responses_api.state_requests import (
     encode_page,
     make_cursor_error,
@@ -28,6 +28,7 @@ from enginebay.server.api.openai.responses_api.stored_items import encode_item_b
 from enginebay.server.api.openai.responses_input import check_item
 from enginebay.server.auth.client_identity import identify_owner
 from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.run_generation import add_translation_headers
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.state.state_store import StateStore
 from enginebay.server.state.stored_records import (
@@ -44,7 +45,9 @@ _encode = msgspec.json.Encoder().encode
 
 async def create_conversation(context: ServerContext, request_context: RequestContext) -> None:
     state, owner = require_state(context), identify_owner(request_context.key)
-    body = decode_body(ConversationBody, request_context.exchange.body or b"{}")
+    body = (
+        read_body(ConversationBody, context, request_context) if request_context.exchange.body else ConversationBody()
+    )
     items = await request_context.run_in_thread_if_large(_to_items, body.items or ())
     metadata = _encode(body.metadata or {})
     try:
@@ -63,7 +66,7 @@ async def get_conversation(context: ServerContext, request_context: RequestConte
 async def update_conversation(context: ServerContext, request_context: RequestContext) -> None:
     state, owner = require_state(context), identify_owner(request_context.key)
     wanted = read_path_id(request_context.exchange)
-    body = decode_body(ConversationUpdateBody, request_context.exchange.body)
+    body = read_body(ConversationUpdateBody, context, request_context)
     found = await state.call(StateStore.set_metadata, owner, wanted, _encode(body.metadata or {}))
     _respond(request_context, _require(found, wanted))
 
@@ -79,7 +82,7 @@ async def delete_conversation(context: ServerContext, request_context: RequestCo
 async def create_items(context: ServerContext, request_context: RequestContext) -> None:
     state, owner = require_state(context), identify_owner(request_context.key)
     wanted = read_path_id(request_context.exchange)
-    body = decode_body(ConversationItemsBody, request_context.exchange.body)
+    body = read_body(ConversationItemsBody, context, request_context)
     items = await request_context.run_in_thread_if_large(_to_items, body.items)
     try:
         added = await state.call(StateStore.add_conversation_items, owner, wanted, items)
@@ -87,6 +90,7 @@ async def create_items(context: ServerContext, request_context: RequestContext) 
         raise _make_storing_error(reason) from None
     if not added:
         raise make_not_found("conversation", wanted)
+    add_translation_headers(request_context)
     request_context.exchange.respond(200, _encode(encode_page(ItemPage(items, has_more=False))))
 
 
@@ -134,6 +138,7 @@ def _require(found: StoredConversation | None, wanted: str) -> StoredConversatio
 
 
 def _respond(request_context: RequestContext, found: StoredConversation) -> None:
+    add_translation_headers(request_context)
     metadata = msgspec.json.decode(found.metadata)
     answer = ConversationObject(id=found.id, created_at=found.created_at, metadata=metadata)
     request_context.exchange.respond(200, _encode(answer))

@@ -47,9 +47,9 @@ class CompactBody(Struct, forbid_unknown_fields=True, kw_only=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
-    service_tier: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    service_tier: Any = None
 
 
 class ConversationObject(Struct, kw_only=True):

@@ -173,7 +173,11 @@ async def store_turn(
     if reason:
         response.store = False
         request_context.ignored["store"] = reason
-        request_context.add_header_or_comment("x-enginebay-ignored", f"store: {reason}")
+        note = f"store: {reason}"
+        if request_context.exchange.started:
+            request_context.write_comment(f"x-enginebay-ignored: {note}")
+        else:
+            request_context.exchange.add_header("x-enginebay-ignored", note)
         context.log.log_event(
             "response not stored", level="warning", request_id=request_context.id, reason=reason, response=turn.id
         )
