@@ -46,7 +46,7 @@ def server() -> Iterator[BayProcess]:
     models: dict[str, Any] = {
         "text": text,
         "thinker": thinker,
-        "toy": {"engine": "fake", "fake": {"context_length": 256}},
+        "toy": {"engine": "fake", "fake": {"context_length": 1024}},
         "failing": failing,
     }
     with run_server(config={"models": models, "server": {"limits": {"body_bytes": 1 << 20}}}) as running:
@@ -176,8 +176,8 @@ def test_count_tokens(client: Anthropic) -> None:
     counted = client.messages.count_tokens(model="text", messages=say("Say hello."), system="Be kind.", tools=[WEATHER])
     message = client.messages.create(**ask("Say hello.", system="Be kind.", tools=[WEATHER]))
     assert counted.input_tokens == message.usage.input_tokens > 0
-    beyond = client.messages.count_tokens(model="toy", messages=say("x" * 1000))
-    assert beyond.input_tokens == 1000, "also a prompt beyond the context is counted"
+    beyond = client.messages.count_tokens(model="toy", messages=say("x" * 2000))
+    assert beyond.input_tokens == 2000, "also a prompt beyond the context is counted"
 
 
 def test_models(client: Anthropic) -> None:
@@ -199,8 +199,8 @@ def test_errors(client: Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as raised:
         client.messages.create(**ask("x", extra_body={"temperature": 9}))
     assert raised.value.type == "invalid_request_error" and "temperature" in str(raised.value)
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 400 tokens > 256 maximum"):
-        client.messages.create(model="toy", max_tokens=5, messages=say("x" * 400))
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 2000 tokens > 1024 maximum"):
+        client.messages.create(model="toy", max_tokens=5, messages=say("x" * 2000))
     with (
         pytest.raises(anthropic.APIStatusError) as failed,
         client.messages.stream(**ask("x", model="failing")) as stream,

@@ -146,7 +146,7 @@ def function(**fields: Any) -> dict[str, Any]:
         ([function(name="a b")], "tools"),
         ([function(name="a\x00b")], "tools"),
         ([function(name="../../etc/passwd")], "tools"),
-        ([function(name="x" * 65)], "tools"),
+        ([function(name="x" * 129)], "tools"),
         ([function(name="x" * 10**6)], "tools"),
         ([function(name="\u0661")], "tools"),
         ([function(name=["f"])], "tools"),

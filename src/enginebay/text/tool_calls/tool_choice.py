@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from enginebay.errors import InvalidRequest
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _MODES: tuple[Literal["none", "auto", "required"], ...] = ("none", "auto", "required")
 _NAMED_EXAMPLE = '{"type": "function", "function": {"name": "…"}}'
 
@@ -75,7 +75,7 @@ def _validate_tool(tool: Any, where: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _invalid_tools(
             f"{where}.function.name is {_shorten_repr(name)}",
-            "use 1 to 64 letters, digits, underscores or dashes",
+            "use 1 to 128 letters, digits, underscores or dashes",
         )
     if not isinstance(function.get("description", ""), (str, type(None))):
         raise _invalid_tools(f"{where}.function.description is not a string", "use a string, or remove it")

@@ -59,7 +59,7 @@ def function(**fields: Any) -> list[Any]:
         [{"type": "function", "function": "f"}],
         [{"type": "function", "function": {}}],
         function(name=""),
-        function(name="f" * 65),
+        function(name="f" * 129),
         function(name="a.b"),
         function(name="é"),
         function(name="f\n"),

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from enginebay.config.sections.server_section import ServerLimits
-from enginebay.errors import InvalidRequest, RequestError, Unsupported
+from enginebay.errors import ContextOverflow, InvalidRequest, RequestError, Unsupported
 from enginebay.server.api.anthropic.conversation_input import to_chat_messages
 from enginebay.server.api.anthropic.input_notes import InputNotes, describe_value, read_string
 from enginebay.server.api.anthropic.schemas import MessagesBody, MessagesPrompt
@@ -235,6 +235,8 @@ def to_messages_error(error: RequestError) -> RequestError:
         text = _CHAT_FIELDS.sub(lambda match: _FIELD_NAMES[match[1]], text)
         return text.replace("].function.parameters", "].input_schema").replace("].function.", "].")
 
+    if isinstance(error, ContextOverflow):
+        return ContextOverflow(error.message, "shorten the conversation", param="messages")
     param = error.param and _FIELD_NAMES.get(error.param, rename_fields(error.param))
     return type(error)(rename_fields(error.message), rename_fields(error.hint), param=param)
 

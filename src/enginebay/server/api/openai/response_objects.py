@@ -36,7 +36,7 @@ class ChatLogprobsObject(Struct):
 
 
 class CalledFunctionObject(Struct):
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
     arguments: Annotated[str, about('JSON text, such as {"city": "Paris"}')]
 
 

@@ -20,12 +20,12 @@ from enginebay.server.api.openapi.schema_builders import (
 _BODIES = ("MessagesBody", "CountTokensBody")
 _TEXTS = any_of(STRING, array(ref("MessagesTextBlock"), minItems=1))
 _PARALLEL = {"disable_parallel_tool_use": nullable(BOOLEAN)}
-_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
+_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}
 _BASE64 = {"type": const("base64"), "media_type": STRING, "data": STRING}
 
 MESSAGES_COMPONENTS: dict[str, Schema] = {
     "MessagesTextBlock": obj(
-        {"type": const("text"), "text": STRING, "cache_control": nullable(OBJECT)}, ("cache_control",)
+        {"type": const("text"), "text": STRING, "cache_control": {}}, ("cache_control",)
     ),
     "MessagesImageBlock": describe(
         obj(
@@ -75,7 +75,7 @@ MESSAGES_COMPONENTS: dict[str, Schema] = {
                 "description": nullable(STRING),
                 "input_schema": ref("ParametersSchema"),
                 "strict": nullable(BOOLEAN),
-                "cache_control": nullable(OBJECT),
+                "cache_control": {},
             },
             ("type", "description", "strict", "cache_control"),
         ),

@@ -30,7 +30,7 @@ from enginebay.server.api.openapi.schema_builders import (
 
 _TEXT_PART = obj({"type": const("text"), "text": STRING})
 _CONTENT = any_of(STRING, array(any_of(_TEXT_PART, STRING), minItems=1))
-_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
+_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}
 _TOKENS = array({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, minItems=1)
 _TEXT = {"type": "string", "minLength": 1}
 _PROMPT = any_of(_TEXT, array(_TEXT, minItems=1), _TOKENS, array(_TOKENS, minItems=1))

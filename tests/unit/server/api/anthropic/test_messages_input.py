@@ -198,7 +198,8 @@ def test_errors_and_notes_use_the_names_of_this_api() -> None:
     assert (error.hint, error.param) == ("see output_config.format", "output_config.format")
     assert to_messages_error(InvalidRequest("x", param="stop")).param == "stop_sequences"
     assert to_messages_error(InvalidRequest("x")).param is None
-    assert isinstance(to_messages_error(ContextOverflow("x", param="messages")), ContextOverflow)
+    overflow = to_messages_error(ContextOverflow("x", "set truncate_prompt_tokens", param="messages"))
+    assert isinstance(overflow, ContextOverflow) and overflow.hint == "shorten the conversation"
     assert rename_notes({"parallel_tool_calls": "x", "top_k": "y"}) == {
         "tool_choice.disable_parallel_tool_use": "x", "top_k": "y"
     }  # fmt: skip
