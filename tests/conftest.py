@@ -1,12 +1,14 @@
-"""For all tests: what each one needs (its markers), and which of them share a process (their xdist group)."""
+"""For all tests: what each one needs (its markers), and which of them share a process."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
 MOUNTS = {"tiny", "small_disk"}  # fixtures that mount a file system
@@ -29,7 +31,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in _implied_markers(item):
             item.add_marker(name)
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests of one group run in one process: those of a file share its servers, those of an engine its loaded worker.
+
+    `--dist loadgroup` would read the groups from markers, but pytest 9.2 ignores what it makes of them.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        if file.endswith("test_features.py"):
+            return nodeid
+        parameters = test.partition("[")[2].rstrip("]").split("-")
+        return f"{file} {next((kind for kind in parameters if kind in HEAVY_ENGINES), '')}"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)
 
 
 def _implied_markers(item: pytest.Item) -> set[str]:
@@ -56,14 +75,6 @@ def _implied_markers(item: pytest.Item) -> set[str]:
         if heavy:
             markers.add("exhaustive")
     return markers
-
-
-def _group(item: pytest.Item) -> str:
-    """Tests of one group run in one process: those of a file share its servers, those of an engine its loaded worker."""
-    engine = next((kind for kind in _engines(item) if kind in HEAVY_ENGINES), "")
-    if item.path.name == "test_features.py":
-        return item.nodeid
-    return f"{item.path.relative_to(HERE)} {engine}"
 
 
 def _folder(item: pytest.Item) -> str:

@@ -94,6 +94,14 @@ class NotFound(RequestError):
     kind = "not_found"
 
 
+class ResponseNotFound(RequestError):
+    kind = "response_not_found"
+
+
+class PreviousResponseNotFound(RequestError):
+    kind = "previous_response_not_found"
+
+
 class MethodNotAllowed(NotFound):
     kind = "method_not_allowed"
 
@@ -171,6 +179,10 @@ class EngineFailed(EnginebayError):
 
 class Unreachable(EngineFailed):
     kind = "unreachable"
+
+
+class StateUnavailable(EnginebayError):
+    kind = "state_unavailable"
 
 
 class ModelInvalid(EnginebayError):

@@ -86,7 +86,9 @@ NUMBERS = [
     _sampling("logprobs-minus-one", {"logprobs": -1}, "refused"),
     _sampling("logprobs-and-echo", {"logprobs": 1, "echo": True}, "refused"),
     _sampling("max-tokens-zero", {"max_tokens": 0}, "refused"),
-    _sampling("max-tokens-ten-million", {"max_tokens": 10_000_000}, "refused"),
+    _sampling("max-tokens-ten-million", {"max_tokens": 10_000_000, "stop": ["a", "e", " "]}, "answered"),
+    _sampling("max-tokens-minus-one", {"max_tokens": -1, "stop": ["a", "e", " "]}, "answered"),
+    _sampling("max-tokens-minus-two", {"max_tokens": -2}, "refused"),
     _sampling("max-tokens-huge", {"max_tokens": HUGE}, "refused"),
     _sampling("min-tokens-over-max", {"min_tokens": 13}, "refused"),
     _sampling("min-tokens-without-max", {"min_tokens": 10_000_000, "max_tokens": None}, "refused"),
@@ -102,7 +104,7 @@ NUMBERS = [
         for number, (field, literal, path) in enumerate([
             ("temperature", "NaN", CHAT), ("temperature", "Infinity", CHAT), ("temperature", "1e309", CHAT), ("top_p", "-1e309", COMPLETIONS),
             ("max_tokens", "1" * 5000, COMPLETIONS), ("seed", "1e" + "9" * 1000, RESPONSES), ("top_k", "0x10", COMPLETIONS), ("n", "1.5", CHAT),
-            ("max_output_tokens", "-1", RESPONSES), ("min_p", "1.0000001", COMPLETIONS), ("logprobs", "[]", COMPLETIONS), ("n", "01", CHAT),
+            ("max_output_tokens", "-2", RESPONSES), ("min_p", "1.0000001", COMPLETIONS), ("logprobs", "[]", COMPLETIONS), ("n", "01", CHAT),
         ])
     ),
 ]  # fmt: skip
@@ -239,7 +241,10 @@ BODIES = [
     _raw("trailing", json.dumps(BASES[CHAT]).encode() + b"}" * 1000),
     _raw("two-objects", json.dumps(BASES[CHAT]).encode() * 2),
     _raw("unknown-fields", json.dumps({**BASES[CHAT], **{f"field{n}": n for n in range(10_000)}}).encode()),
-    _raw("huge-key", json.dumps({**BASES[CHAT], "k" * MB: 1}).encode()),
+    make_case("body-huge-key", {"k" * MB: 1}, "answered"),
+    make_case("body-huge-unknown-value", {"kkk": ["x" * 1000] * 1000}, "answered"),
+    _raw("deep-unknown-value", json.dumps({**BASES[CHAT], "kkk": "HERE"}).encode().replace(b'"HERE"', b"[" * 100_000 + b"]" * 100_000)),
+    _raw("byte-order-marks", b"\xef\xbb\xbf" * 100_000 + json.dumps(BASES[CHAT]).encode()),
     _raw("single-quotes", b"{'model': 'text'}"),
     _raw("too-large", b" " * (5 * MB)),
     _raw("gzip-bomb", gzip.compress(b" " * (100 * MB), 9), content_encoding="gzip"),

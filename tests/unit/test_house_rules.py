@@ -34,7 +34,8 @@ SIBLINGS = {
 # A command's module has the name of the command, whatever else has it.
 COMMAND_ROOMS = ("cli/commands", "cli/admin", "cli/lab")
 
-FORMATS_NAMED_LIKE_A_KIND = (("contract/engine_spec.py", "fake"),)
+# Formats and protocols that have the name of a kind.
+FORMATS_NAMED_LIKE_A_KIND = (("contract/engine_spec.py", "fake"), ("cli/launch/agent_settings.py", "openai"))
 
 
 @cache

@@ -14,6 +14,7 @@ COMMANDS: dict[str, str] = {
     "run": "Answer one prompt in the terminal",
     "chat": "Chat with a model in the terminal",
     "serve": "Serve models over the OpenAI-compatible API",
+    "launch": "Start Codex, Claude Code, opencode or Continue on a running server",
     "batch": "Run a file of requests in batches, resumable",
     "models": "List, pull, show, verify and remove models",
     "engines": "List, install, remove and explain engines",
@@ -44,6 +45,7 @@ _SUBPACKAGES = {
     **dict.fromkeys(
         ("ps", "load", "sleep", "unload", "switch", "switches", "adapters", "logs", "reload", "top"), "admin"
     ),
+    "launch": "launch",
     **dict.fromkeys(("experiment", "choose", "results", "report"), "lab"),
 }
 

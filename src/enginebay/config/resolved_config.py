@@ -47,6 +47,7 @@ class ModelConfig:
     engine: str | None = None  # a kind, "auto", or None: the top-level engine
     task: str = "generate"
     tool_format: str = AUTO
+    reasoning_format: str = AUTO
     trust_remote_code: bool | None = None
     pinned: bool = False
     load: str = "start"  # or "use"

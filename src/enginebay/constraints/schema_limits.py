@@ -36,14 +36,17 @@ _Schema = dict[str, Any]
 _SchemaPath = tuple[Any, str]  # the parent path and one step; joined to text only for a message
 
 
-def check_schema(schema: Any, limits: ConstraintLimits, param: str) -> None:
-    """Raise `InvalidRequest` or `Unsupported` if this schema must not reach an engine. `schema`: decoded JSON."""
+def check_schema(schema: Any, limits: ConstraintLimits, param: str, compiled: bool = True) -> None:
+    """Raise `InvalidRequest` or `Unsupported` if this schema must not reach an engine. `schema`: decoded JSON.
+
+    Without `compiled`, the engine only shows it to the model, as text: counts, enums and patterns may be of any size.
+    """
     if schema is True:
         return
     if not isinstance(schema, dict):
         raise InvalidRequest("the schema is not a JSON object", "send a schema such as {}", param=param)
     _check_size(schema, limits.schema_depth, limits.schema_nodes, limits.schema_bytes, param)
-    _SchemaChecker(schema, limits, param).check()
+    _SchemaChecker(schema, limits, param, compiled).check()
 
 
 def check_schema_set(schemas: Sequence[Any], limits: ConstraintLimits, param: str) -> None:
@@ -93,10 +96,11 @@ def _estimate_json_bytes(value: Any) -> int:
 class _SchemaChecker:
     """Walks every subschema, including those that only a reference reaches."""
 
-    def __init__(self, schema: _Schema, limits: ConstraintLimits, param: str) -> None:
+    def __init__(self, schema: _Schema, limits: ConstraintLimits, param: str, compiled: bool) -> None:
         self.root = schema
         self.limits = limits
         self.param = param
+        self.compiled = compiled
         self.states = 0
         self.pending: list[tuple[Any, _SchemaPath | None]] = [(schema, None)]
         # By id(schema): the schemas it applies in place, and its path.
@@ -175,7 +179,7 @@ class _SchemaChecker:
         if "enum" in schema:
             here = (path, "enum")
             count = len(self.expect_type(schema["enum"], list, "a list of values", here))
-            if count > self.limits.choices:
+            if self.compiled and count > self.limits.choices:
                 problem = f"has {count} values; the maximum is {self.limits.choices}"
                 raise self.make_schema_error(problem, here, format_limit_hint("choices", "use fewer"))
             if not count:
@@ -207,12 +211,15 @@ class _SchemaChecker:
         is_integer = isinstance(count, int) or (isinstance(count, float) and count.is_integer())
         if isinstance(count, bool) or not is_integer or count < 0:
             raise self.make_schema_error("is not a non-negative integer", path)
-        if count > self.limits.regex_states:
+        if self.compiled and count > self.limits.regex_states:
             shown = f"{int(count)}" if count < 10**15 else f"over {10**15}"
             problem = f"is {shown}; the maximum is {self.limits.regex_states}"
             raise self.make_schema_error(problem, path, format_limit_hint("regex_states", "remove it"))
 
     def check_pattern(self, pattern: Any, path: _SchemaPath) -> None:
+        if not self.compiled:
+            self.expect_type(pattern, str, "a pattern", path)
+            return
         try:
             self.states += count_states(pattern, self.limits, self.param)
         except RequestError as error:

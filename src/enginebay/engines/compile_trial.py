@@ -70,7 +70,7 @@ class CompileTrial:
     """Remembers results. Thread-safe: one trial at a time.
 
     `any_whitespace`: how the engine compiles JSON schemas. `limits_only`: let constraints pass that xgrammar rejects,
-    because the engine has another library for them.
+    because the engine has another library for them. Not regexes: that library fails on large ones, in the engine's process.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class CompileTrial:
         with self._lock:
             result = self._get_result(key, kind, text)
         code = result.get("code")
-        if code is None or (code == _INVALID and self._limits_only):
+        if code is None or (code == _INVALID and self._limits_only and kind != "regex"):
             return
         problem, hint = _PROBLEMS.get(code) or (result["reason"], "correct it")
         raise InvalidRequest(

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
-from enginebay.fleet.lifecycle.background_tasks import BackgroundTasks
+from enginebay.fleet.lifecycle.background_tasks import BackgroundTasks, EmitEvent
 from enginebay.fleet.lifecycle.crash_recovery import CrashRecovery
 from enginebay.fleet.lifecycle.gpu_watch import GpuWatch
 from enginebay.fleet.lifecycle.health_monitor import HealthMonitor
@@ -24,7 +24,7 @@ from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.replica_scaler import ReplicaScaler, find_ready
 from enginebay.fleet.lifecycle.standby_pool import StandbyPool
 from enginebay.fleet.lifecycle.switch_history import SwitchHistory
-from enginebay.fleet.lifecycle.transitions import DrainTimeout, EmitEvent, LoadedWorker, TransitionExecutor
+from enginebay.fleet.lifecycle.transitions import DrainTimeout, LoadedWorker, TransitionExecutor
 from enginebay.fleet.memory.memory_budget import MemoryBudget
 from enginebay.fleet.memory.memory_errors import build_no_memory_error
 from enginebay.fleet.memory.memory_observed import ObservedResources
@@ -96,7 +96,10 @@ class Fleet:
             return ready.worker.handle
         name = replica.variant.name
         if not any(copy.state is ReplicaState.AWAKE for copy in copies):
-            self.raise_if_unavailable(self.replicas[name])
+            available = next((copy for copy in copies if copy.get_rejection() is None), copies[0])
+            self.raise_if_unavailable(available)
+            if available.number > 1:  # the first one fails again and again
+                self.preload(available.name)
         if queued and (waiting := self.wait_queue.client_count) >= self.config.queue:
             message = f"{waiting} requests are already waiting for models to load"
             wait_s = self.estimate_wait(name).seconds
@@ -231,12 +234,13 @@ class Fleet:
         replicas = self.replicas.values()
         snapshots = [self.memory_budget.snapshot_replica(replica) for replica in replicas]
         loaded = {replica.variant.name for replica in replicas if replica.state is ReplicaState.AWAKE}
-        return [  # only the first copy of a model takes memory from others
+        own = [  # only the first copy of a model takes memory from others
             replace(snapshot, evicts=False)
             if replica.number > 1 or (replica.variant.name in loaded and replica.state is not ReplicaState.AWAKE)
             else snapshot
             for replica, snapshot in zip(replicas, snapshots, strict=True)
         ]
+        return own + self.memory_budget.list_held()
 
     async def _run_control_loop(self) -> None:
         """Run the planner on every change and once a second."""

@@ -105,9 +105,10 @@ async def read_metric(client: httpx.AsyncClient, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-async def test_a_hundred_kills_change_no_stream(site: ServerSite) -> None:
+@pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.slow)])
+async def test_kills_change_no_stream(site: ServerSite, rounds: int) -> None:
     """Every text, tool call, logprob, count and finish reason is the one of an undisturbed request."""
-    names, rounds, dice = ["a", "b", "c", "d"], 25, random.Random(21)
+    names, dice = ["a", "b", "c", "d"], random.Random(21)
     with serve(site, [CALM, *names]) as server:
         async with httpx.AsyncClient(base_url=server.url, limits=httpx.Limits(max_connections=None)) as client:
             calm = {
@@ -123,7 +124,7 @@ async def test_a_hundred_kills_change_no_stream(site: ServerSite) -> None:
                         assert answer.normalize() == calm[kind], f"{kind} in round {number}"
 
             await asyncio.gather(*map(run_rounds, names))
-            assert await read_metric(client, "enginebay_requests_resumed_total") >= 100
+            assert await read_metric(client, "enginebay_requests_resumed_total") >= len(names) * rounds
         assert len(read_worker_deaths(server)) == len(names) * rounds
 
 

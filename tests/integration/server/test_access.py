@@ -91,6 +91,18 @@ def test_requests_without_a_valid_key_are_refused(keys: Keys) -> None:
         assert httpx.get(keys.server.url + path, timeout=60).status_code == 200
 
 
+def test_keys_of_anthropics_clients(keys: Keys) -> None:
+    body = {"model": "toy", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+    url = f"{keys.server.url}/v1/messages"
+    for headers in ({"x-api-key": keys.texts["plain"]}, build_bearer(keys.texts["plain"])):
+        assert httpx.post(url, json=body, headers=headers, timeout=60).status_code == 200
+    for headers in ({}, {"x-api-key": "wrong"}, {"x-api-key": keys.texts["plain"][:-1]}):
+        refused = httpx.post(url, json=body, headers=headers, timeout=60)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+    managed = httpx.post(url, json=body, headers={"x-api-key": keys.texts["manager"]}, timeout=60)
+    assert (managed.status_code, managed.json()["error"]["type"]) == (403, "permission_error")
+
+
 def test_without_a_key_health_and_documentation_name_no_model(keys: Keys) -> None:
     for path in ("/health", "/health/ready"):
         for headers in ({}, build_bearer("wrong"), {"authorization": "Basic x"}):

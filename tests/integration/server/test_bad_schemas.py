@@ -74,12 +74,22 @@ def test_schemas_that_must_not_reach_an_engine(
     if field == "tools":
         text = text if '"$ref"' in text else f'{{"type":"object","properties":{{"inner":{text}}}}}'
         fields = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"HERE": 0}}}]}
+        fields |= {"tool_choice": "required"}
     param = "tools[0].function.parameters" if field == "tools" else field
     body = json.dumps(body_of(**fields)).replace('{"HERE": 0}', text).encode()
     began = time.monotonic()
     error = battered.assert_refused(CHAT, body, param)
     assert error["code"] in ("invalid_value", "unsupported_parameter")
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("schema", [{"maxLength": HUGE}, {"pattern": "(?=a)(b+)+"}, {"minItems": 10**9}], ids=str)
+def test_a_costly_schema_that_only_the_model_reads(battered: AbusedServer, schema: dict[str, Any]) -> None:
+    """As agents send it: with tool_choice auto, nothing compiles it."""
+    parameters = {"type": "object", "properties": {"inner": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    assert battered.post(CHAT, body_of(tools=tools)).status == 200
+    battered.assert_refused(CHAT, body_of(tools=tools, tool_choice="required"), "tools[0].function.parameters")
 
 
 def test_ordinary_recursion_is_no_failure(battered: AbusedServer) -> None:

@@ -1,4 +1,4 @@
-"""The OpenAI Node SDK against the server, on the fake engine."""
+"""The Node SDKs of OpenAI and Anthropic against the server, on the fake engine."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ SCRIPTS = {"18 degrees": "It is 18 degrees in Århus.", "The weather?": CALL, "S
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[BayProcess]:
-    assert (FOLDER / "node_modules" / "openai").is_dir(), "the SDK is not installed: make node"
+    for name in ("openai", "@anthropic-ai/sdk"):
+        assert (FOLDER / "node_modules" / name).is_dir(), f"{name} is not installed: make node"
     settings = {"script_by_prompt": SCRIPTS, "step_s": 0.002}
     text = {"engine": "fake", "tool_format": "hermes", "fake": settings}
     with run_server(config={"models": {"text": text, "vectors": {"engine": "fake", "task": "embed"}}}) as running:
         yield running
 
 
-def play(server: BayProcess, scenario: str) -> Any:
+def play(server: BayProcess, scenario: str, script: str = "stream.mjs") -> Any:
     """What the script says of one scenario."""
     done = subprocess.run(
-        [NODE, FOLDER / "stream.mjs", server.url, scenario], capture_output=True, text=True, timeout=120, check=False
+        [NODE, FOLDER / script, server.url, scenario], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -99,6 +100,26 @@ def test_leaving_a_stream_frees_the_engine(server: BayProcess) -> None:
     while _running(server) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert _running(server) == 0 and _gone(server) == 1
+
+
+# Anthropic's SDK
+
+
+def test_messages(server: BayProcess) -> None:
+    heard = play(server, "all", "messages.mjs")
+    streamed = heard["stream"]
+    assert "".join(streamed["pieces"]) == streamed["text"] == HELLO and streamed["reason"] == "end_turn"
+    assert streamed["kinds"][0] == "message_start" and streamed["kinds"][-1] == "message_stop"
+    assert heard["create"] == {key: streamed[key] for key in ("text", "reason", "usage")}
+    assert heard["count"] == {"input_tokens": streamed["usage"]["input_tokens"]}
+    tools = heard["tools"]
+    assert tools["call"]["name"] == "get_weather" and tools["call"]["input"] == {"city": "Århus"}
+    assert "".join(tools["deltas"]) == '{"city": "Århus"}'
+    assert tools["reasons"] == ["tool_use", "end_turn"] and tools["text"] == SCRIPTS["18 degrees"]
+    assert heard["models"] == {"ids": ["text", "vectors"], "one": "text"}
+    error = heard["error"]
+    assert (error["name"], error["status"]) == ("NotFoundError", 404)
+    assert error["body"]["error"]["type"] == "not_found_error" and error["requestID"] == error["body"]["request_id"]
 
 
 def _running(server: BayProcess) -> float:

@@ -27,7 +27,7 @@ RANDOM_PER_OPERATION = 60
 # (schema_checks) sees to it that each refusal names the field.
 LEFT_OUT = "positive_data_acceptance"
 ENDPOINTS = (
-    "chat", "completions", "responses", "embeddings", "tokenize", "detokenize",
+    "chat", "completions", "responses", "messages", "embeddings", "tokenize", "detokenize",
     "ollama.chat", "ollama.generate", "ollama.embed", "ollama.embeddings", "ollama.show",
 )  # fmt: skip
 # Models come and go meanwhile, and the configuration is read again: the other endpoints answer all the same.

@@ -8,6 +8,8 @@ import httpx2 as httpx
 import pytest
 from openai import OpenAI
 
+from enginebay.text.chat.chat_messages import normalize_messages
+from enginebay.text.chat.plain_chat import render_plain
 from enginebay.text.tool_calls import TOOL_CALL_FORMATS
 from tests.integration.server.bay_process import BayProcess
 from tests.integration.server.tool_recordings import (
@@ -120,8 +122,8 @@ def test_a_conversation_with_results_of_tools(client: OpenAI, name: str) -> None
     answer = client.chat.completions.create(**{**first, "model": "hermes", "messages": history})
     collect_choice(answer.choices[0]).expect("hermes-no-call")
     assert answer.usage is not None
-    seen = ["What is it like there?", called.content or "", str(result["content"])]
-    assert answer.usage.prompt_tokens == len("\n".join(seen))
+    seen = normalize_messages([history[0], called.model_dump(), result], keep_parts=False)
+    assert answer.usage.prompt_tokens == len(render_plain(seen, first["tools"]).encode())
 
 
 def test_a_model_says_which_format_it_writes(server: BayProcess) -> None:

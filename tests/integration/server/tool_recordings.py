@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from enginebay.text.chat.plain_chat import render_plain
 from enginebay.text.tool_calls import TOOL_CALL_FORMATS
 from tests.integration.server.bay_process import BayProcess, run_server
 
@@ -118,5 +119,6 @@ def add_delta(heard: ReceivedAnswer, call: Any) -> None:
 
 
 def check_counts(name: str, taken: int, made: int) -> None:
-    assert taken == len(f"Go on with {prompt(name)}")
+    message = {"role": "user", "content": f"Go on with {prompt(name)}"}
+    assert taken == len(render_plain([message], RECORDINGS[name]["tools"]).encode())
     assert made == len(RECORDINGS[name]["output"].encode())

@@ -264,3 +264,20 @@ def test_patterns_are_counted_together() -> None:
 def test_long_names_are_cut_in_messages() -> None:
     message = refusal({"properties": {"x" * 500: {"properties": {"y" * 500: {"items": {"type": "z" * 500}}}}}}).message
     assert "x" * 40 in message and "x" * 41 not in message and "z" * 61 not in message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"maxLength": 524_288}, {"enum": list(range(2000))}, {"pattern": "(?=a)"}, {"patternProperties": {"(a+)+": {}}}],
+    ids=str,
+)
+def test_what_is_costly_to_compile_may_be_shown_to_the_model(schema: Any) -> None:
+    inside = {"properties": {"p": schema}}
+    refusal(inside)
+    check_schema(inside, LIMITS, "p", compiled=False)
+
+
+@pytest.mark.parametrize("schema", [{"type": "strng"}, {"maxLength": -1}, {"pattern": 5}, deep(33, "items")], ids=str)
+def test_a_schema_for_the_model_must_still_be_one(schema: Any) -> None:
+    with pytest.raises(RequestError):
+        check_schema(schema, LIMITS, "p", compiled=False)

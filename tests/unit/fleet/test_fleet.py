@@ -14,7 +14,7 @@ import pytest
 
 from enginebay.config.resolved_config import ModelConfig
 from enginebay.config.sections.fleet_section import FleetConfig
-from enginebay.errors import Overloaded, WorkerDied
+from enginebay.errors import CrashLoop, Overloaded, WorkerDied
 from enginebay.fleet.fleet import Fleet
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.memory.memory_observed import ObservedResources
@@ -143,3 +143,43 @@ async def test_failures_are_listed_without_waiting(site: Site) -> None:
     assert site.fleet.list_failures()["small"] is small.load_error
     small.retry_at = 0.0
     assert set(site.fleet.list_failures()) == {"huge"} and small.load_error is not None, "listing changes nothing"
+
+
+async def test_workers_of_an_update_hold_memory_until_they_leave(site: Site) -> None:
+    half = site.fleet.memory_budget.pool_bytes["ram"] // 2
+    configured = ModelConfig("toy", memory_bytes=half + 1)
+    big = Replica(Variant("big", "big", "fake", None, settings=configured), "key", {"ram": half + 1}, None)
+    site.fleet.replicas["big"] = big
+    assert site.fleet.fits_without_eviction("big")
+    release = site.fleet.memory_budget.hold(replace(big.take_snapshot(), state=ReplicaState.AWAKE))
+    assert not site.fleet.fits_without_eviction("big")
+    assert site.fleet.list_failures() == {}  # it is a matter of time
+    release()
+    assert site.fleet.fits_without_eviction("big")
+
+
+async def test_a_crash_loop_of_the_first_replica_does_not_hide_the_second(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Variant, "max_replicas", 2)
+    variant = Variant("pair", "pair", "fake", None)
+    copies = site.fleet.memory_budget.create_replicas(variant)
+    site.fleet.replicas |= {copy.name: copy for copy in copies}
+    copies[0].load_error, copies[0].retry_at = CrashLoop("it dies", retry_after_s=600), time.monotonic() + 600
+    waiting = asyncio.create_task(site.fleet.acquire("pair", 60))
+    await asyncio.sleep(0)
+    assert site.fleet.is_preloading(copies[1]) and not waiting.done()
+    waiting.cancel()
+    copies[1].load_error, copies[1].retry_at = copies[0].load_error, copies[0].retry_at
+    with pytest.raises(CrashLoop):
+        await site.fleet.acquire("pair", 60)
+
+
+async def test_an_unload_ends_the_loads_that_would_bring_it_back(site: Site) -> None:
+    crashed = Replica(Variant("crashed", "crashed", "fake", None), "key", {"ram": 1}, None)
+    crashed.recovering = True
+    site.fleet.replicas["crashed"] = crashed
+    site.fleet.preload("crashed")
+    assert site.fleet.is_preloading(crashed)
+    await site.fleet.sleep_or_unload(ReplicaState.COLD, crashed)
+    assert not site.fleet.is_preloading(crashed) and not crashed.recovering

@@ -22,7 +22,7 @@ def _read_key_file(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
-def _resolve_key(context: typer.Context, key: str | None) -> str | None:
+def resolve_key(context: typer.Context, key: str | None) -> str | None:
     source = context.get_parameter_source("key")
     given = key is not None and source is not None and source.name == "COMMANDLINE"
     if given and key and not hide_argument(key):
@@ -40,7 +40,7 @@ KeyOption = Annotated[
         help="API key, if the server requires one; prefer --key-file or the environment variable",
         envvar=["ENGINEBAY_ADMIN_KEY", "ENGINEBAY_API_KEY"],
         show_envvar=True,
-        callback=_resolve_key,
+        callback=resolve_key,
     ),
 ]
 KeyFileOption = Annotated[

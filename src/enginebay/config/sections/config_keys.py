@@ -47,6 +47,7 @@ SAMPLING_ALIASES = {"max_output_tokens": "max_tokens", "min_output_tokens": "min
 
 # The names in `enginebay.text.tool_calls.format_registry`, copied to avoid the import. A test compares them.
 TOOL_FORMATS = (AUTO, "hermes", "llama3", "mistral", "qwen", "json")
+REASONING_FORMATS = (AUTO, "none", "think", "mistral", "harmony", "granite", "cohere", "gemma", "seed")
 
 # Failures that send a request to the next engine of a model's `fallback`.
 FALLBACK_TRIGGERS = ("unavailable", "architecture", "load", "queue", "context", "capability")
@@ -58,6 +59,12 @@ MODEL_KEYS: dict[str, Setting] = {
     "task": Setting("str", "task of the model", choices=("generate", "embed"), default="generate"),
     "tool_format": Setting(
         "str", "format of its tool calls; auto detects it from the chat template", choices=TOOL_FORMATS, default=AUTO
+    ),
+    "reasoning_format": Setting(
+        "str",
+        "format of its thoughts; auto detects it from the chat template, none leaves them in the text",
+        choices=REASONING_FORMATS,
+        default=AUTO,
     ),
     "pinned": Setting("bool", "never evict it, nor unload it when idle", default=False),
     "load": Setting(

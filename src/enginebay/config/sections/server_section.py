@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from enginebay.config.entries.value_coercion import InvalidValue, split_list
 from enginebay.config.sections.declared_section import DeclaredSection, config_field
 
+MIN_STATE_BYTES = 1 << 20
 GUIDED_KINDS = ("json", "regex", "grammar", "choice")
 
 
@@ -30,6 +31,21 @@ class ServerLimits:
         1 << 20,
         "maximum size of one client's large request bodies in memory; a client is a key or an address",
     )
+    form_parts: int = _limit_field(128, 1, "maximum parts of a multipart form")
+    form_field_bytes: int = _limit_field(
+        1 << 20, 1024, "maximum size of a field in a multipart form; a file is bounded by the endpoint's own limit"
+    )
+    form_header_bytes: int = _limit_field(8 << 10, 256, "maximum size of the headers of one part of a multipart form")
+    form_name_chars: int = _limit_field(255, 1, "maximum characters in the name of a form's field or file")
+    form_disk_bytes: int = _limit_field(
+        8 << 30, 1 << 20, "maximum size of all files of multipart forms on disk, per server process"
+    )
+    client_form_disk_bytes: int = _limit_field(
+        2 << 30, 1 << 20, "maximum size of the files of one client's multipart forms on disk"
+    )
+    websockets: int = _limit_field(1024, 1, "maximum open WebSockets per server process")
+    client_websockets: int = _limit_field(128, 1, "maximum open WebSockets of one client, per server process")
+    websocket_idle_s: float = _limit_field(600.0, 0.1, "time after which a WebSocket without messages is closed")
     header_bytes: int = _limit_field(32 << 10, 1024, "maximum size of request line and headers")
     connections: int = _limit_field(4096, 1, "maximum open connections per server process")
     header_timeout_s: float = _limit_field(10.0, 0.1, "maximum time to receive all headers")
@@ -74,6 +90,29 @@ class ServerLimits:
     )
 
 
+_STATE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class StateLimits:
+    """How much of stored responses and conversations is kept. `server.state: off` stores nothing."""
+
+    max_bytes: int = config_field(
+        _STATE_BYTES,
+        "maximum size of stored responses and conversations; the oldest are deleted first; off: store nothing",
+        type="int|bool",
+        minimum=0,
+        aliases=("state",),
+    )
+    max_age_s: float = config_field(
+        30 * 86400.0, "time after its last use that a stored response or conversation is deleted", minimum=1
+    )
+
+    @property
+    def enabled(self) -> bool:
+        return self.max_bytes > 0
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """How `bay serve` runs."""
@@ -95,13 +134,21 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = config_field(
         (), "web origins allowed to call the API; * for all", sensitive="opens the server to web pages"
     )
+    unknown_fields: str = config_field(
+        "ignore", "unknown fields of a request: ignored and named in a header, or refused", choices=("ignore", "refuse")
+    )
     limits: ServerLimits = field(default_factory=ServerLimits)
+    state: StateLimits = field(default_factory=StateLimits)
 
 
 def convert_server_value(name: str, value: Any) -> Any:
     """Convert a value to its type in `ServerConfig`; paths stay text. Raises `InvalidValue`."""
     if name in ("host", "keys_file") and value is not None and not value.strip():
         raise InvalidValue(f"expected {'an address' if name == 'host' else 'a file path'}, got an empty value")
+    if name == "state.max_bytes" and isinstance(value, bool):
+        return _STATE_BYTES if value else 0
+    if name == "state.max_bytes" and value is not None and 0 < value < MIN_STATE_BYTES:
+        raise InvalidValue(f"expected off, or at least {MIN_STATE_BYTES}")
     if name == "cors_origins" and value is not None:
         return tuple(_parse_cors_origin(item) for item in split_list(value))
     if name == "limits.guided" and value is not None:

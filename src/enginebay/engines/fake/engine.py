@@ -19,6 +19,7 @@ from enginebay import __version__
 from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, Load, Probe, Sink, Stats, TokenLogprobs
 from enginebay.engines.fake.energy_meter import FakeEnergyMeter
 from enginebay.engines.fake.schema_instance import build_instance
+from enginebay.engines.fake.script_rules import read_rules, select_output
 from enginebay.engines.fake.spec import SPEC
 from enginebay.engines.fake.toy_model import EOS, ToySampler
 from enginebay.errors import ContextOverflow, EngineFailed, InvalidRequest, LoadFailed, OutOfMemory
@@ -146,6 +147,7 @@ class FakeEngine:
         idle_w, busy_w = self._settings["idle_w"], self._settings["busy_w"]
         self._meter = None if idle_w is None else FakeEnergyMeter(idle_w, busy_w)
         self._loras = set(load.loras)
+        self._rules = read_rules(self._settings["script_rules"] or ())
         with suppress(OSError):  # the disk may have no space for logs
             os.write(1, f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(unset)')}\n".encode())
         time.sleep(self._settings["load_s"])
@@ -247,6 +249,9 @@ class FakeEngine:
 
     def _find_script(self, prompt: Sequence[int]) -> str | None:
         text = bytes(token for token in prompt if token < EOS).decode(errors="replace")
+        output = select_output(self._rules, text)
+        if output is not None:
+            return output
         for fragment, script in (self._settings["script_by_prompt"] or {}).items():
             if fragment in text:
                 return str(script)

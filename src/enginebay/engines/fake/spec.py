@@ -54,6 +54,10 @@ SPEC = EngineSpec(
         "script_by_prompt": Setting(
             "map", "Outputs by prompt: the first key that occurs in the prompt selects the output"
         ),
+        "script_rules": Setting(
+            "list",
+            "Outputs by turn and tool, tried before the other scripts. The first rule whose conditions hold (turn, after_tool, tool_offered, prompt_contains) gives the output: text, or call with a name and arguments",
+        ),
         "context_length": Setting("int", "Tokens of prompt and output together", default=4096, minimum=1),
         "max_batch": Setting("int", "Maximum requests per step", default=256, minimum=1),
         "load_s": Setting("float", "Duration of a load in seconds", default=0.0, minimum=0),

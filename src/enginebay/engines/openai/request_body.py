@@ -14,7 +14,7 @@ from enginebay.errors import ContextOverflow, InvalidRequest, Unsupported
 CHAT_PATH = "/chat/completions"
 COMPLETIONS_PATH = "/completions"
 
-_CHAT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+_CHAT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
 _PENALTIES = ("presence_penalty", "frequency_penalty")
 _SPECIAL_TOKEN_MARGIN = 16  # special tokens that a server may add to a text
 

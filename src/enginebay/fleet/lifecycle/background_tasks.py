@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeAlias
+
+EmitEvent: TypeAlias = Callable[..., None]  # (event, level=..., **fields): reports what the fleet does
 
 
 class BackgroundTasks:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import CrashLoop, EnginebayError
 from enginebay.fleet.lifecycle import crash_policy
+from enginebay.fleet.lifecycle.background_tasks import EmitEvent
 from enginebay.fleet.lifecycle.crash_policy import CrashDiagnosis, CrashRecord, RestartAt, RestartPolicy
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
@@ -16,8 +17,6 @@ from enginebay.worker.client_side.oom_kills import read_oom_kills
 
 _MAX_KEPT = 50
 _VERDICT_S = 0.5  # within it, a server process that knows reports which request killed the worker
-
-EmitEvent = Callable[..., None]
 
 
 async def record_crash(

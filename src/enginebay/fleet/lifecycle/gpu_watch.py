@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from enginebay.errors import EnginebayError
+from enginebay.fleet.lifecycle.background_tasks import EmitEvent
 from enginebay.util.daemon_executor import DaemonExecutor
 from enginebay.util.gpus.gpu_discovery import Gpu
 from enginebay.util.hardware import find_gpus
 
 _INTERVAL_S = 5.0
 _TIMEOUT_S = 5.0
-
-EmitEvent = Callable[..., None]
 
 
 class GpuWatch:

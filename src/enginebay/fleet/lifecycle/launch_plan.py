@@ -52,6 +52,7 @@ class LaunchPlan:
     devices: tuple[str, ...] = ("cpu",)  # supported by the installed library
     allow_special_tokens: bool = False  # in the messages of its chats
     gpus: GpusKey = None  # the configured ones, if the engine uses GPUs
+    reasoning_format: str = "auto"  # the configured one
 
 
 @interruptible()
@@ -123,7 +124,7 @@ def make_launch_plan(
     source = stored.path if stored else None
     return LaunchPlan(
         name, spec, tuple(decision.reasons), warnings, source, launch, configured.tool_format,
-        environment.version, devices, configured.allow_special_tokens, gpus,
+        environment.version, devices, configured.allow_special_tokens, gpus, configured.reasoning_format,
     )  # fmt: skip
 
 

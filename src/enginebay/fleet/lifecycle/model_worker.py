@@ -72,6 +72,7 @@ def _build_handle(plan: LaunchPlan, process: WorkerProcess, sampling: Mapping[st
         loras=tuple(load.loras),
         task=load.task,
         tool_format=plan.tool_format,
+        reasoning_format=plan.reasoning_format,
         allow_special_tokens=plan.allow_special_tokens,
         sampling=dict(sampling),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import EnginebayError, LoadFailed
 from enginebay.fleet.fleet import Fleet
+from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.replica_scaler import find_ready, group_replicas
@@ -25,13 +26,13 @@ class _Successor:
     replica: Replica
     variant: Variant
     loaded: LoadedWorker
-    placed: ReplicaSnapshot  # where it has room beside everything loaded
+    release: Callable[[], None]  # of the memory that is held for it
 
 
 class RollingUpdate:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._retiring: dict[asyncio.Task[None], ReplicaSnapshot] = {}  # old workers, which still hold memory
+        self._retiring: set[asyncio.Task[None]] = set()
 
     async def replace_variant(self, variant: Variant) -> None:
         """Replace one variant. On failure it raises and nothing changes."""
@@ -109,6 +110,7 @@ class RollingUpdate:
         replica = successor.replica
         await _wait_until_settled(replica)
         held, old = self._fleet.memory_budget.snapshot_replica(replica), replica.worker
+        successor.release()
         self._fleet.replace_worker(replica, successor.loaded, successor.variant)
         self._retire_worker(old, held)
 
@@ -148,28 +150,36 @@ class RollingUpdate:
         try:
             for replica in replicas:
                 variant = desired[replica.variant.name]
-                placed = self._find_room(variant, successors) if replica.ready else None
+                placed = self._find_room(variant) if replica.ready else None
                 if placed is None:
                     continue
-                if variant.plan is None:
-                    raise variant.error or EnginebayError(f"{replica.name} has no launch plan")
-                loaded = await self._fleet.transitions.start_worker(
-                    replica.name_log(variant.plan), variant, placed.placement, config.load_timeout_s
-                )
-                successors.append(_Successor(replica, variant, loaded, placed))
-                await smoke_test(loaded.worker, config.hang_s)
+                successors.append(await self._start_successor(replica, variant, placed, config))
+                await smoke_test(successors[-1].loaded.worker, config.hang_s)
         except BaseException:
             await _kill_all(successors)
             raise
         return successors
 
-    def _find_room(self, variant: Variant, others: list[_Successor]) -> ReplicaSnapshot | None:
-        """Return the variant where it fits next to everything loaded and the successors started so far."""
-        account = self._fleet.build_memory_account()
-        for loaded in (*(other.placed for other in others), *self._retiring.values()):
-            account.add_loaded(loaded)
+    async def _start_successor(
+        self, replica: Replica, variant: Variant, placed: ReplicaSnapshot, config: FleetConfig
+    ) -> _Successor:
+        if variant.plan is None:
+            raise variant.error or EnginebayError(f"{replica.name} has no launch plan")
+        release = self._fleet.memory_budget.hold(replace(placed, state=ReplicaState.AWAKE))
+        try:
+            loaded = await self._fleet.transitions.start_worker(
+                replica.name_log(variant.plan), variant, placed.placement, config.load_timeout_s
+            )
+        except BaseException:
+            release()
+            raise
+        return _Successor(replica, variant, loaded, release)
+
+    def _find_room(self, variant: Variant) -> ReplicaSnapshot | None:
+        """Return the variant where it fits next to everything loaded."""
         fresh = self._fleet.memory_budget.create_replica(variant)
-        return account.find_room(replace(self._fleet.memory_budget.snapshot_replica(fresh), awake_slots=0))
+        snapshot = self._fleet.memory_budget.snapshot_replica(fresh)
+        return self._fleet.build_memory_account().find_room(replace(snapshot, awake_slots=0))
 
     async def _restart_in_place(self, replicas: list[Replica], desired: dict[str, Variant]) -> None:
         """Unload the old worker first where two do not fit. Requests wait meanwhile; a failure rolls back."""
@@ -207,11 +217,11 @@ class RollingUpdate:
     def _retire_worker(self, worker: ModelWorker | None, held: ReplicaSnapshot) -> None:
         """Drain and stop a worker in the background."""
         if worker is not None:
-            task = asyncio.ensure_future(self._drain_and_close(worker))
-            self._retiring[task] = held
-            task.add_done_callback(lambda done: self._retiring.pop(done, None))
+            task = asyncio.ensure_future(self._drain_and_close(worker, self._fleet.memory_budget.hold(held)))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
 
-    async def _drain_and_close(self, worker: ModelWorker) -> None:
+    async def _drain_and_close(self, worker: ModelWorker, release: Callable[[], None]) -> None:
         timeout_s = self._fleet.config.max_wait_s
         try:
             while True:
@@ -222,6 +232,8 @@ class RollingUpdate:
                     continue  # a running request has no time limit
         finally:
             await worker.close()
+            release()
+            self._fleet.request_plan()
 
     async def close(self) -> None:
         for task in list(self._retiring):
@@ -236,12 +248,11 @@ def _needs_new_worker(current: Variant, desired: Variant) -> bool:
     before, after = current.plan, desired.plan
     if _list_gpu_choices(current) != _list_gpu_choices(desired):
         return True
-    return (before.launch, before.tool_format, before.allow_special_tokens, current.sampling) != (
-        after.launch,
-        after.tool_format,
-        after.allow_special_tokens,
-        desired.sampling,
-    )
+    return (*_list_chat_settings(before), current.sampling) != (*_list_chat_settings(after), desired.sampling)
+
+
+def _list_chat_settings(plan: LaunchPlan) -> tuple[object, ...]:
+    return plan.launch, plan.tool_format, plan.reasoning_format, plan.allow_special_tokens
 
 
 def _list_gpu_choices(variant: Variant) -> tuple[Any, ...]:
@@ -252,6 +263,8 @@ def _list_gpu_choices(variant: Variant) -> tuple[Any, ...]:
 
 async def _kill_all(successors: list[_Successor]) -> None:
     await asyncio.gather(*(successor.loaded.worker.kill() for successor in successors), return_exceptions=True)
+    for successor in successors:
+        successor.release()
 
 
 async def _wait_until_settled(replica: Replica) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from enginebay.contract import LaunchMode, Load
 from enginebay.errors import EnginebayError
+from enginebay.fleet.lifecycle.background_tasks import EmitEvent
 from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
 from enginebay.util.paths import logs_dir
 from enginebay.worker.client_side.worker_process import WorkerLaunch, WorkerProcess
@@ -21,8 +22,6 @@ from enginebay.worker.client_side.worker_process import WorkerLaunch, WorkerProc
 _RETRY_S = 30.0  # after a failed start
 _START_TIMEOUT_S = 120.0
 _REFILL_DELAY_S = 2.0  # after a standby was taken: the waiting requests run first
-
-EmitEvent = Callable[..., None]
 
 
 class StandbyPool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from enginebay.contract import Facts
 from enginebay.errors import EnginebayError, EngineFailed, LoadFailed, OutOfMemory
+from enginebay.fleet.lifecycle.background_tasks import EmitEvent
 from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
@@ -20,7 +21,6 @@ from enginebay.fleet.scheduling.device_placement import Placement
 from enginebay.fleet.scheduling.planner import ReplicaState
 from enginebay.util.gpus.gpu_discovery import Gpu
 
-EmitEvent = Callable[..., None]  # (event, level=..., **fields)
 Phases = dict[str, float]
 
 

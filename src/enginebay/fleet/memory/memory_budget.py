@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from enginebay.config.sections.fleet_section import FleetConfig
@@ -29,6 +29,8 @@ class MemoryBudget:
         self._gpus: Sequence[Gpu] = host.gpus  # without those that are lost
         self._observed = observed
         self.links = GpuLinks(frozenset(host.gpu_links))
+        self._others: dict[str, ReplicaSnapshot] = {}  # workers that are no replica's: see `hold`
+        self._others_count = 0
         self.pool_bytes: dict[str, int] = {}
         self.refresh_pools(())
 
@@ -36,6 +38,7 @@ class MemoryBudget:
         """Update the capacity of all pools. Call it only without transitions: a partial load would count twice."""
         total, available = read_memory()
         ours = sum(replica.memory_bytes for replica in replicas)
+        ours += sum(other.awake_bytes.get(RAM, 0) for other in self._others.values())
         ram = self._config.memory_bytes or min(int(total * USABLE_FRACTION), available + ours)
         self.pool_bytes = {RAM: ram, **list_gpu_capacity(self._gpus, total, self._config.gpu_memory_bytes)}
 
@@ -91,6 +94,22 @@ class MemoryBudget:
         capped = {pool: min(needed, self.pool_bytes.get(pool, needed)) for pool, needed in snapshot.awake_bytes.items()}
         need = snapshot.gpu_need
         return replace(snapshot, awake_bytes=capped, gpu_need=None if need is None else cap_need(need, self.pool_bytes))
+
+    def hold(self, worker: ReplicaSnapshot) -> Callable[[], None]:
+        """Count the memory of a worker that will be a replica's, or was, until the returned function is called."""
+        self._others_count += 1
+        name = f"{worker.name} (worker {self._others_count} of an update)"
+        self._others[name] = replace(  # as if it were unloading: nothing can be done but wait
+            worker, name=name, state=ReplicaState.COLD, previous_state=worker.state, in_transition=True, awake_slots=0, pinned=False
+        )  # fmt: skip
+
+        def release() -> None:
+            self._others.pop(name, None)
+
+        return release
+
+    def list_held(self) -> list[ReplicaSnapshot]:
+        return list(self._others.values())
 
     def record_load(self, replica: Replica, loaded: LoadedWorker) -> None:
         """Record the time and memory of a load, and update the sleep estimate."""

@@ -28,6 +28,7 @@ class ReplicaHandle:
     loras: tuple[str, ...] = ()
     task: str = "generate"
     tool_format: str = "auto"  # a tool format's name, or auto: by the chat template
+    reasoning_format: str = "auto"  # a reasoning format's name, none, or auto: by the chat template
     sampling: Mapping[str, Any] = field(default_factory=dict)  # the configuration's request defaults
     allow_special_tokens: bool = False  # the model's default for chats
     replica: str = ""  # its name, where the variant may have several

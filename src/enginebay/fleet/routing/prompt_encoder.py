@@ -14,6 +14,7 @@ from enginebay.errors import EnginebayError, Unsupported
 from enginebay.fleet.routing.prompt_bounds import PromptBound
 from enginebay.text.chat.chat_messages import normalize_messages
 from enginebay.text.chat.chat_renderer import DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE, ChatRenderer, load_renderer
+from enginebay.text.chat.plain_chat import render_plain
 from enginebay.text.tokenization.tokenizer import Tokenizer, decode_token_bytes, load_tokenizer
 from enginebay.util.hardware import release_free_memory
 
@@ -22,6 +23,7 @@ _HUGE_CHARS = 200_000  # takes tens of megabytes to tokenize
 _BATCH_CHARS = 256_000
 _MANY_MESSAGES = 32
 _BYTE_VOCABULARY = 256
+_END_TOKENS = 64  # of a prompt, which hold the tags that open a thought
 _MAX_CACHED = 4  # models whose tokenizer and template stay in memory across switches
 
 Messages = Sequence[Mapping[str, Any]]
@@ -39,7 +41,7 @@ class PromptEncoder:
     """Renders chats with the model's template and tokenizes with the model's tokenizer.
 
     Falls back to the engine's tokenizer if the model has none that we can read. Rejects chats if the model has no
-    template, except for engines without weights (`source` is None): they get the messages' text line by line.
+    template, except for engines without weights (`source` is None): they get plain text.
     """
 
     def __init__(self, source: Path | None, remote_tokenizer: RemoteTokenizer, byte_tokens: bool = False) -> None:
@@ -65,7 +67,7 @@ class PromptEncoder:
 
     @property
     def supports_tools(self) -> bool:
-        """Whether the chat template renders tools. Engines without weights accept and ignore them."""
+        """Whether the chat template renders tools. Engines without weights accept them."""
         return self._renders_plain or "tools" in (self.chat_template or "")
 
     @property
@@ -89,10 +91,16 @@ class PromptEncoder:
             raise Unsupported("only the engine has this model's tokenizer", param="tokens")
         return self.tokenizer.decode(ids, skip_special=False)
 
+    def decode_end(self, ids: Sequence[int]) -> str | None:
+        """Return the text of a prompt's last token ids. None: only the engine knows it."""
+        if self.tokenizer is None and not self._byte_tokens:
+            return None
+        return self.decode(ids[-_END_TOKENS:])
+
     def render(self, messages: Messages, **options: Any) -> str:
         """Render a chat with the model's template."""
         if self._renders_plain:
-            return "\n".join(str(message["content"]) for message in normalize_messages(messages, keep_parts=False))
+            return render_plain(normalize_messages(messages, keep_parts=False), options.get("tools"))
         if self.renderer is None or not self.renderer.available:
             raise Unsupported(
                 "this model has no chat template",
@@ -198,6 +206,10 @@ class PromptEncoder:
                 "remove allow_special_tokens",
                 param="allow_special_tokens",
             )
+
+    def encode_at_once(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a short text, with special tokens; empty if only the engine has the tokenizer."""
+        return () if self.tokenizer is None and not self._byte_tokens else self._encode_texts((text,), False)[0]
 
     async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
         [ids] = await self.encode_all((text,), add_special)

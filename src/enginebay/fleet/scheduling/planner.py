@@ -6,7 +6,7 @@
 The model of the oldest waiting request loads next, and all requests for it are served together. While it cannot load,
 a younger one may only use memory that the oldest does not need. Idle models are evicted first, least recently used
 first; then busy ones drain. A model with running requests never sleeps or unloads, nor does a pinned one. A crashed
-model reloads in parallel with any other load if it fits.
+model reloads in parallel with other loads if it fits, unless they are on its GPUs.
 
 A model on GPUs is placed before it loads: where it fits without an eviction if there is such a place, and so that the
 other awaited models still fit. What is loaded is never moved.
@@ -159,9 +159,11 @@ class _PlanBuilder:
                 self.actions.append(CancelDrain(replica.name))
 
     def _can_load_now(self, replica: ReplicaSnapshot) -> bool:
+        account = self._account
+        may_load_beside = replica.recovering and not account.shares_gpu_with_load(replica)
         return (
             not replica.in_transition
-            and (replica.recovering or self._account.loading_count < self._limits.parallel_loads)
+            and (may_load_beside or account.loading_count < self._limits.parallel_loads)
             and self._account.fits_now(compute_extra_memory(replica, ReplicaState.AWAKE))
         )
 

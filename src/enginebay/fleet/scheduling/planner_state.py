@@ -173,7 +173,14 @@ class MemoryAccount:
 
     @property
     def loading_count(self) -> int:
-        return sum(replica.in_transition and replica.state is ReplicaState.AWAKE for replica in self.replicas.values())
+        return len(self._list_loading())
+
+    def shares_gpu_with_load(self, replica: ReplicaSnapshot) -> bool:
+        """Return whether another replica loads on one of its GPUs: an engine measures what is free while it loads."""
+        return any(not set(replica.placement or ()).isdisjoint(other.placement or ()) for other in self._list_loading())
+
+    def _list_loading(self) -> list[ReplicaSnapshot]:
+        return [it for it in self.replicas.values() if it.in_transition and it.state is ReplicaState.AWAKE]
 
     def begin_transition(self, name: str, to: ReplicaState, placed: ReplicaSnapshot | None = None) -> None:
         before = self.replicas[name]
@@ -181,12 +188,6 @@ class MemoryAccount:
         after = replace(placed or before, state=to, in_transition=True, previous_state=before.state)
         self.replicas[name] = after
         self._add(after, 1)
-
-    def add_loaded(self, replica: ReplicaSnapshot) -> None:
-        """Count a replica that is loaded beside another of its name."""
-        loaded = replace(replica, name=f"{replica.name}, loaded anew", state=ReplicaState.AWAKE)
-        self.replicas[loaded.name] = loaded
-        self._add(loaded, 1)
 
     def fits_now(self, extra: PoolBytes) -> bool:
         """Return whether `extra` fits. Pools over capacity matter only if they are in it."""

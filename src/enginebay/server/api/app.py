@@ -10,14 +10,14 @@ import traceback
 from functools import lru_cache
 
 from enginebay.errors import Cancelled, Draining, EnginebayError, Forbidden, RateLimited
-from enginebay.server.api.error_dialects import get_error_encoder
-from enginebay.server.api.routes import find_route
+from enginebay.server.api.request_dialect import apply_dialect
+from enginebay.server.api.routes import WEBSOCKET_ROUTES, find_route
 from enginebay.server.auth.access_control import apply_cors, authenticate, check_local_admin, check_origin
 from enginebay.server.auth.api_keys import Keyring
 from enginebay.server.auth.client_identity import identify_client
 from enginebay.server.encoding.error_responses import build_error_headers, get_error_row
-from enginebay.server.encoding.sse_escape import escape_line_separators
 from enginebay.server.http.exchange import CLIENT_CLOSED_REQUEST, Exchange
+from enginebay.server.http.http_settings import BodyRule
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.retry_policy import should_retry
 from enginebay.server.requests.server_context import Route, ServerContext
@@ -51,11 +51,32 @@ class App:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = itertools.count(1)
         self._id_prefix = f"req_{secrets.token_hex(5)}"
+        self._has_body_rules = any(route.has_body_rule for route in context.routes)
+        context.run_exchange = self._run_exchange
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: Exchange) -> asyncio.Task[None]:
         task = self._loop.create_task(self._handle(exchange))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _run_exchange(self, exchange: Exchange) -> None:
+        """Handle a request that came within another. It has a task of its own, so that its client may cancel it."""
+        await asyncio.wait([self.handle(exchange)])
+
+    def find_body_rule(self, exchange: Exchange) -> BodyRule | None:
+        if not self._has_body_rules:
+            return None
+        try:
+            route = _find_route(exchange.method, exchange.path)
+        except EnginebayError:
+            return None
+        if not route.has_body_rule:
+            return None
+        return BodyRule(getattr(self.context.config.limits, route.body_limit), route.body_limit, route.takes_form)
+
+    def takes_websocket(self, path: str) -> bool:
+        return ("WEBSOCKET", path) in WEBSOCKET_ROUTES
 
     def check_before_body(self, exchange: Exchange) -> tuple[int, str] | None:
         try:
@@ -78,6 +99,7 @@ class App:
 
     async def _handle(self, exchange: Exchange) -> None:
         request_context = RequestContext(exchange, "unknown", f"{self._id_prefix}{next(self._ids):06x}")
+        apply_dialect(request_context)
         try:
             check_origin(exchange, self.context.config.cors_origins, self.keyless)
             if exchange.method == "OPTIONS" and "access-control-request-method" in exchange.headers:
@@ -182,14 +204,16 @@ class App:
 
     def _respond_error(self, request_context: RequestContext, error: EnginebayError) -> None:
         request_context.error = error.with_traceback(None)  # a traceback would make a reference cycle
-        encode = get_error_encoder(request_context.exchange.path)
+        form = request_context.error_form
+        if request_context.background is not None:
+            request_context.background.fail(error)
         if request_context.wait_announced and not request_context.exchange.closed:
-            request_context.exchange.end(escape_line_separators(b"data: %b\n\n" % encode(error)))
+            request_context.exchange.end(form.encode_event(error))
         elif request_context.exchange.started:
             request_context.exchange.abort()
         else:
             request_context.exchange.respond(
-                get_error_row(error).status, encode(error), headers=build_error_headers(error)
+                form.get_status(error), form.encode_body(error), headers=build_error_headers(error)
             )
 
     def _record_request(self, request_context: RequestContext) -> None:
@@ -270,6 +294,11 @@ class App:
         span.end({**attributes, "http.response.status_code": request_context.exchange.status}, request_context.error)
         return span.trace_id
 
+    async def wait_idle(self) -> None:
+        """Wait for the running requests, also those in the background."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def close(self) -> None:
         """Cancel the running requests."""
         for task in list(self._tasks):
@@ -284,7 +313,7 @@ def _to_ns(at_s: float) -> int:
 def _respond_preflight(exchange: Exchange) -> None:
     """Allow every requested header: clients add their own."""
     requested_headers = exchange.headers.get("access-control-request-headers", "authorization, content-type")
-    exchange.add_header("access-control-allow-methods", "GET, POST")
+    exchange.add_header("access-control-allow-methods", "GET, POST, DELETE")
     exchange.add_header("access-control-allow-headers", requested_headers[:2000])
     exchange.add_header("access-control-max-age", "600")
     exchange.respond(204, b"")

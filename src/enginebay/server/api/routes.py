@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from enginebay.errors import MethodNotAllowed, NotFound
-from enginebay.server.api import health_endpoints
+from enginebay.server.api import health_endpoints, model_routes
 from enginebay.server.api.admin import endpoints as admin_endpoints
+from enginebay.server.api.anthropic import messages
 from enginebay.server.api.ollama import embed, generation, model_details, model_pull
 from enginebay.server.api.ollama import endpoints as ollama_endpoints
 from enginebay.server.api.openai import chat_completions, completions, embeddings, model_endpoints, responses
+from enginebay.server.api.openai.responses_api import compaction, conversation_endpoints, response_endpoints
 from enginebay.server.api.openapi import docs_endpoints
+from enginebay.server.api.websocket import response_socket
 from enginebay.server.requests.server_context import Route
 
 ROUTES = (
@@ -16,8 +21,27 @@ ROUTES = (
     Route("POST", "/v1/completions", completions.create_completion, "completions", rate_limited=True),
     Route("POST", "/v1/embeddings", embeddings.create_embeddings, "embeddings", rate_limited=True),
     Route("POST", "/v1/responses", responses.create_response, "responses", rate_limited=True),
-    Route("GET", "/v1/models", model_endpoints.list_models, "models"),
-    Route("GET", "/v1/models/{id}", model_endpoints.get_model, "models"),
+    Route("POST", "/v1/messages", messages.create_message, "messages", rate_limited=True),
+    Route("POST", "/v1/messages/count_tokens", messages.count_tokens, "messages.count_tokens", rate_limited=True),
+    Route("POST", "/v1/responses/input_tokens", responses.count_input_tokens, "responses.input_tokens", rate_limited=True),
+    Route("POST", "/v1/responses/compact", compaction.compact_response, "responses.compact", rate_limited=True),
+    Route("GET", "/v1/responses/{response_id}", response_endpoints.get_response, "responses.get"),
+    Route("DELETE", "/v1/responses/{response_id}", response_endpoints.delete_response, "responses.delete"),
+    Route("POST", "/v1/responses/{response_id}/cancel", response_endpoints.cancel_response, "responses.cancel"),
+    Route("GET", "/v1/responses/{response_id}/input_items", response_endpoints.list_input_items, "responses.input_items"),
+    Route("POST", "/v1/conversations", conversation_endpoints.create_conversation, "conversations", rate_limited=True),
+    Route("GET", "/v1/conversations/{conversation_id}", conversation_endpoints.get_conversation, "conversations"),
+    Route("POST", "/v1/conversations/{conversation_id}", conversation_endpoints.update_conversation, "conversations"),
+    Route("DELETE", "/v1/conversations/{conversation_id}", conversation_endpoints.delete_conversation, "conversations"),
+    Route("GET", "/v1/conversations/{conversation_id}/items", conversation_endpoints.list_items, "conversations.items"),
+    Route(
+        "POST", "/v1/conversations/{conversation_id}/items", conversation_endpoints.create_items, "conversations.items",
+        rate_limited=True,
+    ),
+    Route("GET", "/v1/conversations/{conversation_id}/items/{item_id}", conversation_endpoints.get_item, "conversations.items"),
+    Route("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversation_endpoints.delete_item, "conversations.items"),
+    Route("GET", "/v1/models", model_routes.list_models, "models"),
+    Route("GET", "/v1/models/{id}", model_routes.get_model, "models"),
     Route("POST", "/tokenize", model_endpoints.tokenize, "tokenize", rate_limited=True),
     Route("POST", "/detokenize", model_endpoints.detokenize, "detokenize", rate_limited=True),
     Route("GET", "/health", health_endpoints.get_readiness, "health", scope="optional"),
@@ -52,25 +76,44 @@ ROUTES = (
     Route("POST", "/api/create", ollama_endpoints.create, "ollama.create"),
     Route("POST", "/api/push", ollama_endpoints.push, "ollama.push"),
     Route("DELETE", "/api/delete", ollama_endpoints.delete, "ollama.delete"),
-)
+)  # fmt: skip
 
-_ROUTES_BY_PATH = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
-_PATHS = {route.path for route in ROUTES}
-_MODEL_ROUTE = next(route for route in ROUTES if route.path == "/v1/models/{id}")
+# A WebSocket, and each of its messages. OpenAPI cannot describe them.
+WEBSOCKET_ROUTES: dict[tuple[str, str], Route] = {
+    (route.method, route.path): route
+    for route in (
+        Route("WEBSOCKET", "/v1/responses", response_socket.serve_responses, "responses.websocket"),
+        Route("MESSAGE", "/v1/responses", response_socket.answer_message, "responses", rate_limited=True),
+    )
+}
+
+_ROUTES_BY_PATH = {(route.method, route.path): route for route in ROUTES if "{" not in route.path} | WEBSOCKET_ROUTES
+_NAME_WITH_SLASHES = "{id}"  # of a model, such as org/model
+
+
+def _compile_path(path: str) -> re.Pattern[str]:
+    pattern = re.escape(path).replace(re.escape(_NAME_WITH_SLASHES), ".+")
+    return re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", pattern))
+
+
+_TEMPLATES = [(_compile_path(route.path), route) for route in ROUTES if "{" in route.path]
 
 
 def find_route(method: str, path: str) -> Route:
-    """Return the route of a request. Raise `NotFound` or `MethodNotAllowed`."""
+    """Return the route of a request. Raise `NotFound` or `MethodNotAllowed`. A slash at the end does not matter."""
+    path = path.removesuffix("/") or "/"
     lookup = "GET" if method == "HEAD" else method
     route = _ROUTES_BY_PATH.get((lookup, path))
     if route is not None:
         return route
-    if path.startswith("/v1/models/") and len(path) > len("/v1/models/"):
-        if lookup == "GET":
-            return _MODEL_ROUTE
-        raise MethodNotAllowed(f"{_MODEL_ROUTE.path} does not allow {method[:20]}", "use GET", allowed="GET, HEAD")
-    if path in _PATHS:
-        methods = [known for known, known_path in _ROUTES_BY_PATH if known_path == path]
-        allowed = ", ".join("GET, HEAD" if known == "GET" else known for known in methods)
-        raise MethodNotAllowed(f"{path} does not allow {method[:20]}", f"use {allowed}", allowed=allowed)
-    raise NotFound(f"not found: {path[:200]!r}", "see /docs for all endpoints")
+    known = [one for one in ROUTES if one.path == path]
+    found = known or [one for pattern, one in _TEMPLATES if pattern.fullmatch(path)]
+    for one in found:
+        if one.method == lookup:
+            return one
+    if not found:
+        raise NotFound(f"not found: {path[:200]!r}", "see /docs for all endpoints")
+    methods = [name for one in found for name in (("GET", "HEAD") if one.method == "GET" else (one.method,))]
+    raise MethodNotAllowed(
+        f"{found[0].path} does not allow {method[:20]}", f"use {', '.join(methods)}", allowed=", ".join(methods)
+    )

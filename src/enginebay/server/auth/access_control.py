@@ -12,8 +12,8 @@ from enginebay.server.auth.api_keys import ApiKey, Keyring
 from enginebay.server.http.exchange import Exchange
 
 _EXPOSED_HEADERS = (
-    "x-request-id, x-enginebay-engine, x-enginebay-fallback, x-enginebay-translated, x-enginebay-truncated, retry-after, "
-    "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    "x-request-id, x-enginebay-engine, x-enginebay-fallback, x-enginebay-translated, x-enginebay-ignored, x-enginebay-truncated, "
+    "retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
 
@@ -27,15 +27,23 @@ def authenticate(keyring: Keyring, headers: Mapping[str, str], scope: str) -> Ap
             "the server requires an API key, but none exists",
             "create one with `bay keys create NAME`, then send the server SIGHUP",
         )
-    kind, _, presented = headers.get("authorization", "").partition(" ")
-    if kind.lower() != "bearer" or not presented.strip():
-        raise Unauthorized("missing API key", "send it as `Authorization: Bearer KEY`")
-    key = keyring.find(presented.strip())
+    presented = _read_key(headers)
+    if not presented:
+        raise Unauthorized("missing API key", "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+    key = keyring.find(presented)
     if key is None:
         raise Unauthorized("unknown API key", "check it, or create one with `bay keys create`")
     if scope != "any" and scope not in key.scopes:
         raise Forbidden(f"the API key lacks the scope {scope}", "use a key that has this scope")
     return key
+
+
+def _read_key(headers: Mapping[str, str]) -> str:
+    """Return the key of the request, or "". Anthropic's clients send it as x-api-key."""
+    kind, _, presented = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer" and presented.strip():
+        return presented.strip()
+    return headers.get("x-api-key", "").strip()
 
 
 def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) -> None:
@@ -52,6 +60,15 @@ def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) ->
         raise Forbidden("this origin is not allowed", "add it to server.cors_origins")
     if keyless and not _is_local_name(exchange.headers.get("host", "")):
         raise Forbidden("without an API key the Host header must be a local name", "use localhost, or create a key")
+
+
+def check_websocket_origin(exchange: Exchange, origins: tuple[str, ...]) -> None:
+    """Raise `Forbidden` for a web page of another site. Browsers do not apply CORS to WebSockets, so the server must."""
+    origin = exchange.headers.get("origin")
+    if origin is None or "*" in origins or origin in origins:
+        return
+    if origin.partition("://")[2] != exchange.headers.get("host"):
+        raise Forbidden("this origin is not allowed", "add it to server.cors_origins")
 
 
 def apply_cors(exchange: Exchange, origins: tuple[str, ...]) -> bool:

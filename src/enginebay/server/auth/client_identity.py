@@ -1,9 +1,10 @@
-"""Who sends a request, for fair shares: its API key, or its address if the server has no keys."""
+"""Who sends a request: for fair shares its API key, or its address if the server has no keys; and whose state it sees."""
 
 from __future__ import annotations
 
 import ipaddress
 from functools import lru_cache
+from hashlib import sha256
 
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.sessions.admission_queue import QueueClient
@@ -16,6 +17,14 @@ def identify_client(key: ApiKey | None, peer: str) -> QueueClient:
     if key is not None:
         return QueueClient(key.name, key.weight, key.max_running)
     return _identify_host(peer.rpartition(":")[0] or peer)
+
+
+def identify_owner(key: ApiKey | None) -> str:
+    """Return whose stored responses a request sees: those of its key. A new key of the same name sees nothing of the old.
+
+    Without keys, all clients share theirs: ids cannot be guessed.
+    """
+    return "" if key is None else sha256(b"state:" + key.digest).hexdigest()[:32]
 
 
 @lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -9,7 +10,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from enginebay.contract import TokenLogprobs
 from enginebay.contract.engine_messages import Energy, Usage
-from enginebay.text.output_events import OutputEvent, OutputEventParser, ToolCallArguments, ToolCallStart
+from enginebay.text.output_events import (
+    OutputEvent,
+    OutputEventParser,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from enginebay.text.reasoning import ReasoningParser
 
 NonNegative = Annotated[int, Meta(ge=0)]
 
@@ -38,6 +46,7 @@ class ChoiceState:
     parser: OutputEventParser | None = None
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    reasoning_texts: list[str] = field(default_factory=list)
     calls: list[ToolCallState] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -45,12 +54,33 @@ class ChoiceState:
     def text(self) -> str:
         return "".join(self.texts)
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """The tokens of its thought. None: the model has no reasoning format."""
+        if not isinstance(self.parser, ReasoningParser):
+            return None
+        return self.parser.reasoning_tokens or self.parser.uncounted_pieces
+
+    @property
+    def is_plain_answer(self) -> bool:
+        """Whether its thought is over, and the rest is text."""
+        return isinstance(self.parser, ReasoningParser) and self.parser.is_plain
+
+    def parse(self, text: str, token_ids: Sequence[int]) -> list[OutputEvent]:
+        """Feed the parser."""
+        assert self.parser is not None
+        if isinstance(self.parser, ReasoningParser):
+            return self.parser.feed(text, len(token_ids))
+        return self.parser.feed(text)
+
     def append_event(self, event: OutputEvent, call_id: str) -> None:
-        """Append one event of the tool parser. `call_id`: the id of the call that it may start."""
+        """Append one event of the parser. `call_id`: the id of the call that it may start."""
         if isinstance(event, ToolCallStart):
             self.calls.append(ToolCallState(call_id, event.name))
         elif isinstance(event, ToolCallArguments):
             self.calls[event.index].fragments.append(event.fragment)
+        elif isinstance(event, ReasoningText):
+            self.reasoning_texts.append(event.text)
         else:
             self.texts.append(event.text)
 
@@ -66,6 +96,10 @@ class ResponseTiming:
 
 class PromptTokensDetailsObject(Struct):
     cached_tokens: NonNegative
+
+
+class CompletionTokensDetailsObject(Struct):
+    reasoning_tokens: NonNegative
 
 
 class UsageExtensionObject(Struct, kw_only=True):
@@ -90,18 +124,29 @@ class UsageObject(Struct):
     completion_tokens: NonNegative
     total_tokens: NonNegative
     prompt_tokens_details: PromptTokensDetailsObject
+    completion_tokens_details: Annotated[
+        CompletionTokensDetailsObject | UnsetType, about("For a model with a reasoning format.")
+    ] = UNSET
     enginebay: Annotated[
         UsageExtensionObject | UnsetType, about("With stream_options.include_timing (streams) or include_energy.")
     ] = UNSET
 
 
-def encode_usage(usage: Usage) -> UsageObject:
+def encode_usage(usage: Usage, reasoning_tokens: int | None = None) -> UsageObject:
     return UsageObject(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
         PromptTokensDetailsObject(usage.cached_tokens),
+        UNSET if reasoning_tokens is None else CompletionTokensDetailsObject(reasoning_tokens),
     )
+
+
+def count_reasoning_tokens(choices: Sequence[ChoiceState], usage: Usage) -> int | None:
+    """Return the tokens of all thoughts; None for a model without a reasoning format."""
+    counts = [choice.reasoning_tokens for choice in choices]
+    known = [count for count in counts if count is not None]
+    return min(sum(known), usage.completion_tokens) if known else None
 
 
 def encode_energy(energy: Energy | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from enginebay.server.encoding.choice_state import ChoiceState
 from enginebay.server.encoding.response_writer import ResponseWriter
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.model_session import ModelSession
+from enginebay.text.output_events import OutputEvent, OutputEventParser, ToolCallStart
 
 EncodeBody = Callable[[Sequence[ChoiceState], Usage, Energy | None], bytes]
 
@@ -24,18 +25,22 @@ class ChoicesJsonWriter(ResponseWriter):
         self._choices = choices
         self._encode_body = encode_body
         self._texts = choices[0].texts
-        self._restores_markers = choices[0].parser is not None and bool(session.markers)
+        self._is_plain_text = choices[0].parser is None
 
     def on_token(self, text: str, token_id: int) -> None:
         self.token_ids.append(token_id)
-        self._texts.append(self.session.restore_markers(text, (token_id,)) if self._restores_markers else text)
+        if self._is_plain_text:
+            self._texts.append(text)
+        else:
+            self._parse(self._choices[0], text, (token_id,))
 
     def on_delta(self, delta: Delta) -> None:
         choice = self._choices[delta.choice]
         self._count_delta(delta)
-        choice.texts.append(
-            self.session.restore_markers(delta.text, delta.token_ids) if self._restores_markers else delta.text
-        )
+        if self._is_plain_text:
+            choice.texts.append(delta.text)
+        elif delta.text or delta.token_ids:
+            self._parse(choice, delta.text, delta.token_ids)
         choice.logprobs += delta.logprobs
         if delta.finish_reason is not None:
             choice.finish_reason = self.finish_reason = delta.finish_reason.value
@@ -43,14 +48,17 @@ class ChoicesJsonWriter(ResponseWriter):
     def write_completed(self) -> None:
         for choice in self._choices:
             if choice.parser is not None:
-                self._parse_tool_calls(choice)
+                self._finish_parsing(choice, choice.parser)
         self.exchange.respond(200, self._encode_body(self._choices, self.usage, self.energy))
 
-    def _parse_tool_calls(self, choice: ChoiceState) -> None:
-        assert choice.parser is not None
-        text = choice.text
-        choice.texts.clear()
-        for event in (*choice.parser.feed(text), *choice.parser.end()):
-            choice.append_event(event, self.session.next_call_id())
+    def _parse(self, choice: ChoiceState, text: str, token_ids: Sequence[int]) -> None:
+        self._append(choice, choice.parse(self.session.restore_markers(text, token_ids), token_ids))
+
+    def _append(self, choice: ChoiceState, events: Sequence[OutputEvent]) -> None:
+        for event in events:
+            choice.append_event(event, self.session.next_call_id() if isinstance(event, ToolCallStart) else "")
+
+    def _finish_parsing(self, choice: ChoiceState, parser: OutputEventParser) -> None:
+        self._append(choice, parser.end())
         if choice.calls and choice.finish_reason == "stop":
             choice.finish_reason = self.finish_reason = "tool_calls"

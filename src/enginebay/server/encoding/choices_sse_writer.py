@@ -13,7 +13,7 @@ import msgspec
 from enginebay.contract import Delta, TokenLogprobs
 from enginebay.contract.engine_messages import Energy, Usage
 from enginebay.errors import EnginebayError
-from enginebay.server.encoding.choice_state import ChoiceState, ResponseTiming
+from enginebay.server.encoding.choice_state import ChoiceState, ResponseTiming, count_reasoning_tokens
 from enginebay.server.encoding.error_responses import encode_error_body
 from enginebay.server.encoding.sse_writer import SseWriter
 from enginebay.server.http.exchange import Exchange
@@ -37,7 +37,13 @@ class ChoiceEventEncoder(Protocol):
 
     def encode_finish(self, index: int, reason: str) -> bytes: ...
 
-    def encode_closing(self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None) -> bytes:
+    def encode_closing(
+        self,
+        usage: Usage,
+        timing: ResponseTiming,
+        energy: Energy | None = None,
+        reasoning_tokens: int | None = None,
+    ) -> bytes:
         """Return the events after the last one of every choice."""
 
 
@@ -80,11 +86,12 @@ class ChoicesSseWriter(SseWriter):
         if choice.parser is None:
             self._events_ready.append(self._encoder.encode_text(index, text, logprobs))
             return
-        self._encode_tool_events(choice, choice.parser.feed(self.session.restore_markers(text, token_ids)), logprobs)
+        events = choice.parse(self.session.restore_markers(text, token_ids), token_ids)
+        self._encode_events(choice, events, logprobs)
+        if choice.is_plain_answer and len(self._choices) == 1 and not self._encoder.with_logprobs:
+            self._is_plain_text = True  # the thought is over
 
-    def _encode_tool_events(
-        self, choice: ChoiceState, events: Sequence[object], logprobs: Sequence[TokenLogprobs]
-    ) -> None:
+    def _encode_events(self, choice: ChoiceState, events: Sequence[object], logprobs: Sequence[TokenLogprobs]) -> None:
         if logprobs:
             self._events_ready.append(self._encoder.encode_text(choice.index, "", logprobs))
         for event in events:
@@ -92,7 +99,7 @@ class ChoicesSseWriter(SseWriter):
 
     def _finish_choice(self, choice: ChoiceState, reason: str) -> None:
         if choice.parser is not None:
-            self._encode_tool_events(choice, choice.parser.end(), ())
+            self._encode_events(choice, choice.parser.end(), ())
         self.finish_reason = "tool_calls" if choice.calls and reason == "stop" else reason
         self._events_ready.append(self._encoder.encode_finish(choice.index, self.finish_reason))
 
@@ -107,7 +114,8 @@ class ChoicesSseWriter(SseWriter):
         return self._encoder.encode_opening()
 
     def _encode_closing(self) -> bytes:
-        return self._encoder.encode_closing(self.usage, self.timing, self.energy)
+        reasoning_tokens = count_reasoning_tokens(self._choices, self.usage)
+        return self._encoder.encode_closing(self.usage, self.timing, self.energy, reasoning_tokens)
 
     def _encode_failure(self, error: EnginebayError) -> bytes:
         return b"data: %b\n\n" % encode_error_body(error)

@@ -1,9 +1,9 @@
-"""Encodes errors for clients: a status and OpenAI's error object. Never a path, an address or a stack trace."""
+"""Encodes errors for clients: a status and OpenAI's error object; and the interface of other dialects' forms. Never a path, an address or a stack trace."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -11,6 +11,7 @@ from msgspec import Struct
 from enginebay import errors
 from enginebay.errors import EnginebayError, InvalidRequest, Overloaded
 from enginebay.server.encoding.choice_state import about
+from enginebay.server.encoding.sse_escape import escape_line_separators
 from enginebay.util.limit_errors import format_limit_hint
 
 _encode = msgspec.json.Encoder().encode
@@ -52,6 +53,11 @@ ERROR_TABLE: dict[str, ErrorRow] = {
     "context_overflow": ErrorRow(400, "invalid_request_error", "context_length_exceeded"),
     "poison_request": ErrorRow(422, "invalid_request_error", "poison_request"),
     "not_found": ErrorRow(404, "invalid_request_error", "unknown_url"),
+    "response_not_found": ErrorRow(404, "invalid_request_error", "not_found"),
+    "previous_response_not_found": ErrorRow(400, "invalid_request_error", "previous_response_not_found"),
+    "state_unavailable": ErrorRow(
+        503, "server_error", "state_unavailable", "stored responses are not available right now"
+    ),
     "method_not_allowed": ErrorRow(405, "invalid_request_error", "method_not_allowed"),
     "unauthorized": ErrorRow(401, "authentication_error", "invalid_api_key"),
     "forbidden": ErrorRow(403, "permission_error", "insufficient_scope"),
@@ -134,7 +140,44 @@ def build_error_headers(error: EnginebayError) -> list[tuple[str, str]]:
 _REFUSALS = {401: errors.Unauthorized, 429: errors.RateLimited, 503: Overloaded}
 
 
+def make_refusal(status: int, message: str, limit: str = "") -> EnginebayError:
+    """Return the error of a refusal by the HTTP layer. `limit`: the exceeded setting, if any."""
+    kind: type[EnginebayError] = _REFUSALS.get(status, InvalidRequest)
+    return kind(message, format_limit_hint(limit) if limit else "")
+
+
 def encode_refusal(status: int, message: str, limit: str = "") -> bytes:
-    """Encode a refusal by the HTTP layer. `limit`: the exceeded setting, if any."""
-    kind = _REFUSALS.get(status, InvalidRequest)
-    return encode_error_body(kind(message, format_limit_hint(limit) if limit else ""))
+    return encode_error_body(make_refusal(status, message, limit))
+
+
+class ErrorForm(Protocol):
+    """How a dialect encodes errors."""
+
+    def get_status(self, error: EnginebayError) -> int: ...
+
+    def encode_body(self, error: EnginebayError) -> bytes: ...
+
+    def encode_refusal(self, error: EnginebayError, status: int) -> bytes:
+        """Encode an error to which the HTTP layer gives this status."""
+
+    def encode_event(self, error: EnginebayError) -> bytes:
+        """Encode the last event of a stream that has sent no output."""
+
+
+class OpenAIErrorForm:
+    """OpenAI's form. Implements `ErrorForm`."""
+
+    def get_status(self, error: EnginebayError) -> int:
+        return get_error_row(error).status
+
+    def encode_body(self, error: EnginebayError) -> bytes:
+        return encode_error_body(error)
+
+    def encode_refusal(self, error: EnginebayError, status: int) -> bytes:
+        return encode_error_body(error)
+
+    def encode_event(self, error: EnginebayError) -> bytes:
+        return escape_line_separators(b"data: %b\n\n" % encode_error_body(error))
+
+
+OPENAI_ERRORS: ErrorForm = OpenAIErrorForm()

@@ -13,10 +13,11 @@ from enginebay.contract import Delta, GenerateRequest
 from enginebay.contract.engine_messages import Done, Energy, Timing, Usage
 from enginebay.errors import Cancelled, Draining, EnginebayError, TimedOut, WorkerDied
 from enginebay.server.encoding.choice_state import ResponseTiming
-from enginebay.server.encoding.error_responses import build_error_headers, encode_error_body, get_error_row
+from enginebay.server.encoding.error_responses import OPENAI_ERRORS, ErrorForm, build_error_headers
+from enginebay.server.encoding.thought_listener import AnswerListener, ThoughtLimits, ThoughtListener
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.model_session import CountedTokens, ModelSession
-from enginebay.worker.client_side.worker_client import WorkerClient
+from enginebay.worker.client_side.worker_client import GenerationListener, WorkerClient
 
 _CHARS_PER_TOKEN = 4
 _ENERGY_LOST = "a worker died during the request, and its energy readings were lost"
@@ -31,8 +32,6 @@ class ResponseWriter:
     resolves too, and the caller continues it with `resume` or ends it with `fail`.
     """
 
-    encode_error = staticmethod(encode_error_body)  # in the form of the dialect
-
     def __init__(self, exchange: Exchange, session: ModelSession) -> None:
         self.exchange = exchange
         self.session = session
@@ -40,11 +39,13 @@ class ResponseWriter:
         self.usage = Usage()
         self.counted_tokens = CountedTokens()
         self.token_ids = array("I")  # of all choices, in the order of their arrival
+        self.thought_limits: ThoughtLimits | None = None  # set: the thought and the answer may be two engine requests
         self.is_resumable = False
         self.is_paused = False
         self.timer: asyncio.TimerHandle | None = None  # ends the response, however many workers it takes
         self.energy: Energy | None = None  # if the request asks for it
         self.finish_reason = ""  # of the last choice to end
+        self.error_form: ErrorForm = OPENAI_ERRORS
         self.submitted_at = 0.0
         self.first_token_at = 0.0
         self._run_began_at = 0.0  # when its current worker got it
@@ -59,6 +60,9 @@ class ResponseWriter:
         self._ended_at_last_flush = 0
         self._uncounted_pieces = self._uncounted_chars = 0  # text without token ids, as from remote engines
         self._requests: Sequence[GenerateRequest] = ()
+        self._running_request: GenerateRequest | None = None  # the single one that runs, or the second one of two
+        self._running_from = 0  # where its output begins in `token_ids`
+        self._listener: GenerationListener | None = None  # of that request; None: this writer
 
     def submit(self, client: WorkerClient, requests: Sequence[GenerateRequest]) -> None:
         self._client = client
@@ -66,22 +70,54 @@ class ResponseWriter:
         self._requests = requests
         self.submitted_at = self._run_began_at = self._last_flush_at = time.perf_counter()
         self.exchange.on_close = self.cancel
+        self._running_request = requests[0]
+        if self.thought_limits is not None:
+            self._listener = ThoughtListener(self, self.thought_limits)
         choices = requests[0].sampling.n
         for index, request in enumerate(requests):
-            listener = self if len(requests) == 1 else _PromptListener(self, index * choices)
+            listener = self._listener or self if len(requests) == 1 else _PromptListener(self, index * choices)
             self._request_numbers.append(client.submit(request, listener))
 
     def resume(self, session: ModelSession) -> None:
         """Continue a paused response on another worker, after the tokens that it has."""
         client = session.client.client
-        request = replace(self._requests[0], generated=tuple(self.token_ids))
-        number = client.submit(request, _ResumedListener(self, self._uncounted_chars))
+        assert self._running_request is not None
+        request = replace(self._running_request, generated=tuple(self.token_ids[self._running_from :]))
+        number = client.submit(request, _ResumedListener(self, self._listener or self, self._uncounted_chars))
         self._uncounted_chars = self._uncounted_pieces = 0
         self.session, self._client, self._request_numbers = session, client, [number]
         self.is_paused = False
         self.finished = asyncio.get_running_loop().create_future()
         self._run_began_at = time.perf_counter()
         self.exchange.on_close = self.cancel
+
+    def submit_answer(self, request: GenerateRequest) -> None:
+        """Generate the answer after a thought, with a second engine request."""
+        if self.finished.done():
+            return
+        assert self._client is not None
+        self._running_request, self._running_from = request, len(self.token_ids)
+        self._listener = AnswerListener(self, estimate_prompt_tokens(self._requests[0]))
+        self._uncounted_chars = self._uncounted_pieces = 0
+        try:
+            self._request_numbers = [self._client.submit(request, self._listener)]
+        except EnginebayError as error:
+            self.on_error(error)
+
+    def insert_text(self, text: str) -> None:
+        """Add text that the server writes for the model: it counts as no token."""
+        counts = self._uncounted_pieces, self._uncounted_chars
+        self.on_delta(Delta(text))
+        self._uncounted_pieces, self._uncounted_chars = counts
+
+    def restore_markers(self, text: str, token_ids: Sequence[int]) -> str:
+        return self.session.restore_markers(text, token_ids)
+
+    def cancel_requests(self) -> None:
+        """Cancel the engine requests. No more of their output arrives."""
+        if self._client is not None:
+            for number in self._request_numbers:
+                self._client.cancel(number)
 
     def fail(self, error: EnginebayError) -> None:
         """End a paused response with this error."""
@@ -104,9 +140,8 @@ class ResponseWriter:
     def finish_cancelled(self, error: EnginebayError) -> None:
         """End the response after the task that awaits `finished` was cancelled, and `finished` with it."""
         if self.no_output_sent and not self.exchange.started:
-            self.exchange.respond(
-                get_error_row(error).status, self.encode_error(error), headers=build_error_headers(error)
-            )
+            form = self.error_form
+            self.exchange.respond(form.get_status(error), form.encode_body(error), headers=build_error_headers(error))
         else:
             self.write_failure(error)
         self._release(error)
@@ -115,6 +150,7 @@ class ResponseWriter:
         if self.finished.done():
             return
         self.finished.set_result(error)
+        self._listener = None  # it refers to this writer
         if error is not None:
             self._release(error)
 
@@ -129,9 +165,7 @@ class ResponseWriter:
         counted = [request for request in self._requests if received or request.token_ids is not None]
         prompt_tokens = sum(map(estimate_prompt_tokens, counted))
         self.usage = Usage(prompt_tokens, completion_tokens, self.usage.cached_tokens)
-        if self._client is not None:
-            for number in self._request_numbers:
-                self._client.cancel(number)
+        self.cancel_requests()
 
     def _count_delta(self, delta: Delta) -> None:
         """Count a delta for latency and usage. `on_token` counts its token itself."""
@@ -187,10 +221,10 @@ class ResponseWriter:
         """Return whether another worker could continue. A worker that drains has not taken a request."""
         return self.is_resumable and bool(self.token_ids) and isinstance(error, (WorkerDied, Draining))
 
-    def complete_done(self, done: Done) -> Done:
-        """Return the end of a response that had several workers: by this clock, and without energy."""
+    def complete_done(self, done: Done, energy_absent: str = _ENERGY_LOST) -> Done:
+        """Return the end of a response that had several workers or requests: by this clock, and without energy."""
         timing = Timing(max(0.0, self.first_token_at - self.submitted_at), time.perf_counter() - self.submitted_at)
-        return Done(done.usage, timing, None if done.energy is None else Energy(absent=_ENERGY_LOST))
+        return Done(done.usage, timing, None if done.energy is None else Energy(absent=energy_absent))
 
     def _observe_latency(self) -> None:
         """Count the tokens since the last flush, of all choices that run concurrently, and observe their latency."""
@@ -287,10 +321,11 @@ class _ResumedListener:
     Engines send such text only at the end of an output, when it cannot become a stop string any more.
     """
 
-    __slots__ = ("_text_ahead", "_writer")
+    __slots__ = ("_listener", "_text_ahead", "_writer")
 
-    def __init__(self, writer: ResponseWriter, text_ahead: int) -> None:
+    def __init__(self, writer: ResponseWriter, listener: GenerationListener, text_ahead: int) -> None:
         self._writer = writer
+        self._listener = listener  # of the request that is resumed
         self._text_ahead = text_ahead
 
     def _take_new(self, text: str) -> str:
@@ -299,19 +334,19 @@ class _ResumedListener:
         return text[known:]
 
     def on_token(self, text: str, token_id: int) -> None:
-        self._writer.on_token(self._take_new(text) if self._text_ahead else text, token_id)
+        self._listener.on_token(self._take_new(text) if self._text_ahead else text, token_id)
 
     def on_delta(self, delta: Delta) -> None:
-        self._writer.on_delta(replace(delta, text=self._take_new(delta.text)) if self._text_ahead else delta)
+        self._listener.on_delta(replace(delta, text=self._take_new(delta.text)) if self._text_ahead else delta)
 
     def on_flush(self) -> None:
-        self._writer.on_flush()
+        self._listener.on_flush()
 
     def on_done(self, done: Done) -> None:
-        self._writer.on_done(self._writer.complete_done(done))
+        self._listener.on_done(self._writer.complete_done(done))
 
     def on_error(self, error: EnginebayError) -> None:
-        self._writer.on_error(error)
+        self._listener.on_error(error)
 
 
 def estimate_prompt_tokens(request: GenerateRequest) -> int:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qsl
 
 if TYPE_CHECKING:
-    from enginebay.server.http.body_budget import BodyLease
+    from enginebay.server.http.client_budget import BudgetLease
+    from enginebay.server.http.form_body import Form
+    from enginebay.server.http.websocket_connection import WebSocketConnection
 
 REASON_PHRASES = {
-    100: "Continue", 200: "OK", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
+    100: "Continue", 101: "Switching Protocols", 200: "OK", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
     404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout", 409: "Conflict", 413: "Content Too Large",
-    415: "Unsupported Media Type", 422: "Unprocessable Content", 429: "Too Many Requests",
-    431: "Request Header Fields Too Large", 499: "Client Closed Request", 500: "Internal Server Error",
-    501: "Not Implemented", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
+    415: "Unsupported Media Type", 422: "Unprocessable Content",
+    426: "Upgrade Required", 429: "Too Many Requests", 431: "Request Header Fields Too Large", 499: "Client Closed Request", 500: "Internal Server Error",
+    501: "Not Implemented", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout", 529: "Overloaded",
 }  # fmt: skip
 STATUS_LINES = {status: f"HTTP/1.1 {status} {reason}\r\n".encode() for status, reason in REASON_PHRASES.items()}
 
@@ -43,6 +45,8 @@ class ExchangeTransport(Protocol):
 
     def release_body(self, exchange: Exchange | None) -> None: ...
 
+    def accept_websocket(self, exchange: Exchange) -> WebSocketConnection | None: ...
+
     def abort(self) -> None: ...
 
 
@@ -60,6 +64,7 @@ class Exchange:
         "body",
         "body_lease",
         "closed",
+        "form",
         "headers",
         "held_bytes",
         "keep_alive",
@@ -75,11 +80,12 @@ class Exchange:
 
     def __init__(self, connection: ExchangeTransport, method: str, target: str, headers: dict[str, str]) -> None:
         self._connection = connection
-        self.method = method
+        self.method = method  # WEBSOCKET for a request to upgrade
         self.path, _, self.query_string = target.partition("?")
         self.headers = headers  # lower-case names; values of a repeated header joined by commas
         self.body = b""
-        self.body_lease: BodyLease | None = None  # of a large body
+        self.body_lease: BudgetLease | None = None  # of a large body
+        self.form: Form | None = None  # a multipart body, on routes that take one
         self.held_bytes = 0  # of the response, not written yet because the client reads slowly
         self.keep_alive = True
         self.accepts_chunked = True  # false for HTTP/1.0
@@ -180,8 +186,16 @@ class Exchange:
 
     def release_body(self) -> None:
         """Count the body no more: the application has ended its work, also for a client that left."""
-        if self.body_lease is not None:
+        if self.body_lease is not None or self.form is not None:
             self._connection.release_body(self)
+
+    def accept_websocket(self) -> WebSocketConnection | None:
+        """Upgrade the connection. Respond with an error and return None if there are too many WebSockets."""
+        return None if self.started or self.closed else self._connection.accept_websocket(self)
+
+    def move_to(self, connection: ExchangeTransport) -> None:
+        """Continue on another connection, which took over the transport."""
+        self._connection = connection
 
     def abort(self) -> None:
         """Drop the connection, so that the client does not mistake a partial response for a complete one."""

@@ -14,33 +14,48 @@ from __future__ import annotations
 
 import asyncio
 import time
-import zlib
 from collections import deque
 from typing import cast
 
 import httptools
 
-from enginebay.server.http.body_budget import BodyBudget, BodyLease
+from enginebay.server.http.body_reader import BodyReader
+from enginebay.server.http.client_budget import BudgetLease, ClientBudgets
+from enginebay.server.http.connection_sweep import LINGER_S, StallTimer, SweptConnection
 from enginebay.server.http.exchange import CLIENT_CLOSED_REQUEST, STATUS_LINES, Exchange
 from enginebay.server.http.http_settings import HttpApplication, HttpSettings
+from enginebay.server.http.refusal import Refusal
+from enginebay.server.http.websocket_connection import WebSocketConnection
+from enginebay.server.http.websocket_handshake import check_handshake, is_websocket_request
 
 _MAX_PIPELINED = 8  # requests read ahead of the current one
 _NOT_HTTP = "the request is not valid HTTP/1.1"
 _NO_HOST = "a request needs exactly one Host header"
-_MAX_FRAMING_FACTOR = 8  # bytes on the wire, with chunk sizes, extensions and trailers, as a multiple of max_body_bytes
-_PROGRESS_BYTES = 4096  # reading this much before the deadline extends it
-_UNAUTHENTICATED_BODY_BYTES = 64 << 10  # body size that is read before the key is checked
-_LINGER_S = 5.0  # how long a refused client may keep sending; closing earlier could discard the error response
+# Header names that most clients send, in lower case and as written in the RFCs: looking them up is cheaper than decoding.
+_COMMON_NAMES = {
+    spelling.encode(): name
+    for name in (
+        "accept", "accept-encoding", "accept-language", "authorization", "connection", "content-length", "content-type",
+        "host", "openai-organization", "openai-project", "origin", "referer", "traceparent", "user-agent", "x-api-key",
+        "x-request-id", "x-stainless-arch", "x-stainless-async", "x-stainless-lang", "x-stainless-os", "x-stainless-package-version",
+        "x-stainless-read-timeout", "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version",
+    )
+    for spelling in (name, name.title())
+}  # fmt: skip
 
 
 class HttpConnection(asyncio.Protocol):
     """Implements asyncio's protocol callbacks and httptools' parser callbacks."""
 
     def __init__(
-        self, settings: HttpSettings, application: HttpApplication, connections: set[HttpConnection], budget: BodyBudget
+        self,
+        settings: HttpSettings,
+        application: HttpApplication,
+        connections: set[SweptConnection],
+        budgets: ClientBudgets,
     ) -> None:
         self._settings = settings
-        self._budget = budget
+        self._budgets = budgets
         self._application = application
         self._connections = connections
         self._parser = httptools.HttpRequestParser(self)
@@ -48,16 +63,15 @@ class HttpConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None  # the current one
         self._pipelined: deque[Exchange] = deque()
         self._reading: Exchange | None = None  # headers complete, body not yet
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._body_wire_bytes = 0
+        self._body_reader = BodyReader(settings, application, budgets)
+        self._after_upgrade = b""  # what a client sent right behind its request for a WebSocket
         self._lingering = False
         self._target = b""
         self._headers: dict[str, str] = {}
         self._head_bytes = 0
         self._expects_continue = False
         self._closing = False
-        self._unread_at_stall = 0  # unsent bytes when the stall timer started
+        self._stall = StallTimer()
         self.deadline: float | None = time.monotonic() + settings.header_timeout_s
         self.congested = False
         self.peer = ""
@@ -75,7 +89,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections.discard(self)
         self.deadline = None
         for unhandled in (self._reading, *self._pipelined):
-            self.release_body(unhandled)
+            self._body_reader.release(unhandled)
         for exchange in (self._exchange, *self._pipelined):
             if exchange is not None:
                 exchange.closed = True
@@ -84,7 +98,7 @@ class HttpConnection(asyncio.Protocol):
                     exchange.on_close()
         self._pipelined.clear()
         self._exchange = self._reading = None
-        self._body = []
+        self._body_reader.drop()
         del self._parser  # breaks the reference cycle, so memory is freed without the garbage collector
 
     def eof_received(self) -> bool:
@@ -96,19 +110,20 @@ class HttpConnection(asyncio.Protocol):
 
     def _feed_parser(self, data: bytes) -> bytes:
         """Feed the parser and return the bytes to parse again."""
-        if self._reading is None:
-            self._head_bytes += len(data)
-        else:
-            self._body_wire_bytes += len(data)
-            if self._body_wire_bytes > _MAX_FRAMING_FACTOR * self._settings.max_body_bytes:
-                self._refuse_large_body()
-                return b""
         try:
+            if self._reading is None:
+                self._head_bytes += len(data)
+            else:
+                self._body_reader.count_wire_bytes(len(data))
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            return self._strip_upgrade() + data[upgrade.args[0] :]
+            rest = data[upgrade.args[0] :]
+            return b"" if self._start_websocket(rest) else self._strip_upgrade() + rest
         except httptools.HttpParserError:
             self._refuse(400, _NOT_HTTP)
+            return b""
+        except Refusal as refusal:
+            self._refuse_with(refusal, self._reading)
             return b""
         if self._reading is None and self._head_bytes > self._settings.max_header_bytes:
             self._refuse_long_headers()
@@ -125,18 +140,55 @@ class HttpConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         return head
 
+    def _start_websocket(self, rest: bytes) -> bool:
+        """Pass a request for a WebSocket to the application. Return False if it is an ordinary request."""
+        target = self._target.decode("latin-1")
+        is_requested = is_websocket_request(self._parser.get_method(), self._parser.get_http_version(), self._headers)
+        if self._busy_answering or not is_requested or not self._application.takes_websocket(target.partition("?")[0]):
+            return False
+        exchange = Exchange(self, "WEBSOCKET", target, self._headers)
+        exchange.keep_alive = False  # if it is refused
+        if self._count_header_bytes() > self._settings.max_header_bytes:
+            self._refuse_long_headers()
+            return True
+        try:
+            check_handshake(self._headers)
+        except Refusal as refusal:
+            exchange.add_header("sec-websocket-version", "13")
+            self._refuse(refusal.status, refusal.message, exchange)
+        else:
+            self._after_upgrade = rest
+            self._transport.pause_reading()
+            self._dispatch(exchange)
+        return True
+
+    def accept_websocket(self, exchange: Exchange) -> WebSocketConnection | None:
+        """Hand the transport over to a WebSocket. Respond with an error and return None if there are too many."""
+        lease = BudgetLease(self._application.identify_client(exchange))
+        try:
+            self._budgets.websockets.resize(lease, 1)
+        except Refusal as refusal:
+            body = self._settings.encode_refusal(refusal.status, refusal.message, refusal.limit, None)
+            exchange.respond(refusal.status, body, headers=[("retry-after", "1")])
+            return None
+        self._connections.discard(self)
+        self._exchange = self.deadline = None
+        del self._parser  # as in `connection_lost`, which the WebSocket gets
+        socket = WebSocketConnection(self._settings, self._connections, self._budgets, lease, self.peer)
+        socket.take_over(exchange, self._transport, self._after_upgrade)
+        return socket
+
     def pause_writing(self) -> None:
         self.congested = True
         self._start_stall_timer()
 
     def _start_stall_timer(self) -> None:
         """Give the client `stall_timeout_s` to read some of the response."""
-        self._unread_at_stall = self.unsent_bytes()
-        self.deadline = time.monotonic() + self._settings.stall_timeout_s
+        self.deadline = self._stall.start(self.unsent_bytes(), self._settings.stall_timeout_s)
 
     def resume_writing(self) -> None:
         self.congested = False
-        self._unread_at_stall = 0
+        self._stall.stop()
         if self._exchange is not None:
             self.deadline = None
             if self._exchange.on_drained is not None:
@@ -163,7 +215,7 @@ class HttpConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is not None:
             return  # trailers are ignored
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        key, text = _COMMON_NAMES.get(name) or name.decode("latin-1").lower(), value.decode("latin-1")
         self._headers[key] = f"{self._headers[key]},{text}" if key in self._headers else text
         if key == "expect" and text.lower() == "100-continue":
             self._expects_continue = True
@@ -189,18 +241,12 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(400, _NOT_HTTP)
             return
         self._reading = exchange
-        self._body = []
-        self._body_bytes = 0
-        self._body_wire_bytes = 0
         self._head_bytes = 0
-        declared = self._headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > self._settings.max_body_bytes:
-            self._refuse_large_body()
-            return
-        if "transfer-encoding" in self._headers or (declared.isdigit() and int(declared) > _UNAUTHENTICATED_BODY_BYTES):
-            refusal = self._application.check_before_body(exchange)
-            if refusal is not None:
-                self._refuse(*refusal)
+        if "content-length" in self._headers or "transfer-encoding" in self._headers:
+            try:
+                self._body_reader.begin(exchange, self._transport, self._fail_form)
+            except Refusal as refusal:
+                self._refuse_with(refusal, exchange)
                 return
         if not self._busy_answering:
             self.deadline = time.monotonic() + self._settings.body_timeout_s
@@ -212,43 +258,25 @@ class HttpConnection(asyncio.Protocol):
         return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
 
     def on_body(self, data: bytes) -> None:
-        if self._closing:
+        exchange = self._reading
+        if exchange is None or self._closing:
             return
-        self._body_bytes += len(data)
-        if self._body_bytes > self._settings.max_body_bytes:
-            self._refuse_large_body()
+        try:
+            self._body_reader.add(exchange, data)
+        except Refusal as refusal:
+            self._refuse_with(refusal, exchange)
             return
-        if self._body_bytes > _UNAUTHENTICATED_BODY_BYTES and not self._lease_body(self._reading, self._body_bytes):
-            return
-        self._body.append(data)
-
-    def _lease_body(self, exchange: Exchange | None, held_bytes: int) -> bool:
-        """Count a large body. Return False if the request was refused, for more than the server or the client may hold."""
-        assert exchange is not None
-        lease = exchange.body_lease
-        if lease is None:
-            lease = exchange.body_lease = BodyLease(self._application.identify_client(exchange))
-        limit = self._budget.resize(lease, held_bytes)
-        if limit:
-            exchange.add_header("retry-after", "1")
-            whose = "this client has" if limit.startswith("client") else "the server has"
-            self._refuse(
-                429 if limit.startswith("client") else 503, f"{whose} too many large requests", exchange, limit
-            )
-        return not limit
-
-    def release_body(self, exchange: Exchange | None) -> None:
-        """Count a body no more: it is answered, refused, or nobody works on it any longer."""
-        if exchange is not None and exchange.body_lease is not None:
-            self._budget.release(exchange.body_lease)
+        if exchange.form is not None and not self._busy_answering and exchange.form.has_progress():
+            self.deadline = time.monotonic() + self._settings.body_timeout_s
 
     def on_message_complete(self) -> None:
         exchange, self._reading = self._reading, None
         if exchange is None or self._closing:
             return
-        exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
-        if not self._decompress_body(exchange):
+        try:
+            self._body_reader.finish(exchange)
+        except Refusal as refusal:
+            self._refuse_with(refusal, exchange)
             return
         if not self._busy_answering and not self.congested:
             self._dispatch(exchange)
@@ -257,32 +285,15 @@ class HttpConnection(asyncio.Protocol):
         if len(self._pipelined) >= _MAX_PIPELINED:
             self._transport.pause_reading()
 
-    def _decompress_body(self, exchange: Exchange) -> bool:
-        """Decompress the body within `max_body_bytes`. Return False if the request was refused."""
-        encoding = exchange.headers.get("content-encoding", "identity").strip().lower()
-        if encoding in ("identity", ""):
-            return True
-        if encoding not in ("gzip", "deflate"):
-            self._refuse(
-                415, f"content-encoding {encoding[:40]!r} is not supported: use gzip, deflate or none", exchange
+    def _fail_form(self, exchange: Exchange, refusal: Refusal) -> None:
+        """Refuse a form that could not be stored, while it arrives or when it is its turn."""
+        if exchange is self._exchange:
+            exchange.keep_alive = False
+            exchange.respond(
+                refusal.status, self._settings.encode_refusal(refusal.status, refusal.message, "", exchange)
             )
-            return False
-        try:
-            inflater = zlib.decompressobj(47)  # both gzip and zlib wrappers
-            exchange.body = inflater.decompress(exchange.body, self._settings.max_body_bytes)
-        except zlib.error:
-            self._refuse(400, f"the body is not valid {encoding}", exchange)
-            return False
-        if inflater.eof and not inflater.unused_data:
-            small = len(exchange.body) <= _UNAUTHENTICATED_BODY_BYTES
-            return small or self._lease_body(exchange, len(exchange.body))
-        if inflater.unconsumed_tail or len(exchange.body) >= self._settings.max_body_bytes:
-            self._refuse(
-                413, f"the decompressed body exceeds {self._settings.max_body_bytes} bytes", exchange, "body_bytes"
-            )
-        else:
-            self._refuse(400, f"the body is not a complete {encoding} stream", exchange)
-        return False
+        elif exchange is self._reading:
+            self._refuse_with(refusal, exchange)
 
     # Dispatch and ExchangeTransport
 
@@ -298,7 +309,10 @@ class HttpConnection(asyncio.Protocol):
         self.deadline = None
         self._exchange = exchange
         exchange.received_at = time.perf_counter()
-        self._application.handle(exchange)
+        if exchange.form is None:
+            self._application.handle(exchange)
+        else:
+            exchange.form.when_written(lambda: self._application.handle(exchange))
 
     def finish_exchange(self, exchange: Exchange) -> None:
         """Move on after the application has written the full response."""
@@ -322,6 +336,9 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
         asyncio.get_running_loop().call_soon(self._dispatch, self._exchange)
 
+    def release_body(self, exchange: Exchange | None) -> None:
+        self._body_reader.release(exchange)
+
     def common_headers(self) -> bytes:
         return self._settings.common_headers
 
@@ -341,7 +358,7 @@ class HttpConnection(asyncio.Protocol):
 
     def expire(self) -> None:
         """Handle a passed deadline."""
-        if self._unread_at_stall - self.unsent_bytes() >= _PROGRESS_BYTES:  # slow, but reading
+        if self._stall.has_progress(self.unsent_bytes()):
             self._start_stall_timer()
         elif self.congested or self._closing or self._exchange is not None:
             self.abort()
@@ -386,52 +403,27 @@ class HttpConnection(asyncio.Protocol):
         message = f"the request line and headers exceed {self._settings.max_header_bytes} bytes"
         self._refuse(431, message, limit="header_bytes")
 
-    def _refuse_large_body(self) -> None:
-        self._refuse(413, f"the body exceeds {self._settings.max_body_bytes} bytes", limit="body_bytes")
+    def _refuse_with(self, refusal: Refusal, exchange: Exchange | None) -> None:
+        if exchange is not None and refusal.status in (429, 503):
+            exchange.add_header("retry-after", "1")
+        self._refuse(refusal.status, refusal.message, exchange, refusal.limit)
 
     def _refuse(self, status: int, message: str, exchange: Exchange | None = None, limit: str = "") -> None:
         """Send an error without the application and close. `limit` names the exceeded setting."""
-        self._body = []
-        self.release_body(exchange or self._reading)
+        self._body_reader.drop()
+        self._body_reader.release(exchange or self._reading)
         if self._exchange is not None or self._pipelined:  # must not interleave with a response in progress
             self._stop_reading()
             return
         if self._lingering or self._transport.is_closing():
             return
-        body = self._settings.encode_refusal(status, message, limit)
+        exchange = exchange or self._reading
+        body = self._settings.encode_refusal(status, message, limit, exchange)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self._closing = True
-        exchange = exchange or self._reading
         self._application.on_refused(status, exchange)
         added = b"" if exchange is None else exchange.added_headers
         self.write(STATUS_LINES[status] + self.common_headers() + added + head + body)
         self._lingering = True
         self._transport.write_eof()
-        self.deadline = time.monotonic() + _LINGER_S
-
-
-def expire_overdue(connections: set[HttpConnection], now: float) -> None:
-    """Expire the connections whose deadline has passed."""
-    for connection in list(connections):
-        if connection.deadline is not None and connection.deadline < now:
-            connection.expire()
-
-
-def bound_unread_bytes(connections: set[HttpConnection], max_bytes: int) -> int:
-    """Disconnect the clients that have read the least, until the others fit. Return the bytes that are left."""
-    slow = [(connection.unread_bytes, connection) for connection in connections if connection.congested]
-    total = sum(unread for unread, _ in slow)
-    if total > max_bytes:
-        for unread, connection in sorted(slow, key=lambda entry: entry[0], reverse=True):
-            if total <= max_bytes:
-                break
-            connection.abort()
-            total -= unread
-    return total
-
-
-def extend_deadlines(connections: set[HttpConnection], seconds: float) -> None:
-    """Extend all deadlines by a delay that clients did not cause."""
-    for connection in connections:
-        if connection.deadline is not None:
-            connection.deadline += seconds
+        self.deadline = time.monotonic() + LINGER_S

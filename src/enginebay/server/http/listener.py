@@ -8,13 +8,14 @@ import socket
 import time
 from email.utils import formatdate
 
-from enginebay.server.http.body_budget import BodyBudget
-from enginebay.server.http.http_connection import (
-    HttpConnection,
+from enginebay.server.http.client_budget import ClientBudgets
+from enginebay.server.http.connection_sweep import (
+    SweptConnection,
     bound_unread_bytes,
     expire_overdue,
     extend_deadlines,
 )
+from enginebay.server.http.http_connection import HttpConnection
 from enginebay.server.http.http_settings import HttpApplication, HttpSettings
 from enginebay.util.hardware import release_free_memory
 
@@ -39,8 +40,8 @@ class HttpListener:
         self._swept_at = time.monotonic()
         self._accepting: set[asyncio.Task[object]] = set()
         self._paused = False
-        self.connections: set[HttpConnection] = set()
-        self._budget = BodyBudget(settings)
+        self.connections: set[SweptConnection] = set()
+        self._budgets = ClientBudgets(settings)
         self._peak_bytes = 0  # of bodies and unread responses, since memory was last released
         sock.setblocking(False)
 
@@ -67,7 +68,7 @@ class HttpListener:
             self._pause_accepting()
 
     def _make_connection(self) -> HttpConnection:
-        return HttpConnection(self._settings, self._application, self.connections, self._budget)
+        return HttpConnection(self._settings, self._application, self.connections, self._budgets)
 
     def _on_accepted(self, task: asyncio.Task[object]) -> None:
         self._accepting.discard(task)
@@ -87,7 +88,7 @@ class HttpListener:
             extend_deadlines(self.connections, elapsed_s)
         expire_overdue(self.connections, now)
         unread_bytes = bound_unread_bytes(self.connections, self._settings.max_unread_bytes)
-        self._release_memory(self._budget.held_bytes + unread_bytes)
+        self._release_memory(self._budgets.bodies.held + unread_bytes)
         self._settings.common_headers = f"date: {formatdate(usegmt=True)}\r\nserver: enginebay\r\n".encode()
         if self._paused and len(self.connections) < self._settings.max_connections:
             self._paused = False

@@ -13,12 +13,15 @@ from enginebay.contract.engine_messages import Usage
 from enginebay.errors import EnginebayError
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.auth.client_identity import identify_client
+from enginebay.server.encoding.error_responses import OPENAI_ERRORS, ErrorForm
+from enginebay.server.encoding.thought_listener import ThoughtLimits
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.admission_queue import AdmissionQueue, QueueClient
 from enginebay.server.sessions.model_catalog import CatalogEntry
 from enginebay.server.sessions.model_session import CountedTokens, ModelSession
 
 if TYPE_CHECKING:
+    from enginebay.server.api.openai.responses_api.background import BackgroundRun
     from enginebay.server.requests.crash_guard import CrashGuard
     from enginebay.server.requests.server_context import ServerContext
 
@@ -32,21 +35,25 @@ class RequestContext:
     """Filled in as the request proceeds; `App` reads it once at the end."""
 
     __slots__ = (
+        "background",
         "cache_key",
         "catalog_entry",
         "counted_tokens",
         "crash_guard",
         "endpoint",
         "error",
+        "error_form",
         "exchange",
         "fallback",
         "finish_reason",
         "first_error",
+        "history_bytes",
         "id",
         "ignored",
         "is_anonymous",
         "key",
         "labels",
+        "local_histories",
         "lora",
         "model",
         "prompt",
@@ -59,6 +66,7 @@ class RequestContext:
         "stream",
         "takes_comments",
         "text_cut",
+        "thought_limits",
         "tokenizer_queue",
         "translated",
         "truncated_tokens",
@@ -103,12 +111,17 @@ class RequestContext:
         self.stream = False
         self.finish_reason = ""
         self.error: EnginebayError | None = None
+        self.error_form: ErrorForm = OPENAI_ERRORS
         self.prompt: Any = None
         self.sampling: Sampling | None = None
         self.translated: dict[str, str] = {}  # parameter: what the engine does instead
         self.ignored: dict[str, str] = {}  # parameter that cannot change the response: why
+        self.thought_limits: ThoughtLimits | None = None  # of a chat whose thought and answer are planned apart
         self.truncated_tokens = 0  # prompt tokens dropped by truncate_prompt_tokens
         self.text_cut = False  # more were dropped, before they were counted
+        self.history_bytes = 0  # of stored items that the prompt begins with
+        self.local_histories: dict[str, list[Any]] | None = None  # items by response id, of a connection with state
+        self.background: BackgroundRun | None = None  # once the client has its answer
         self.tokenizer_queue: AdmissionQueue | None = None  # for large bodies
         exchange.add_header("x-request-id", self.id)
 
@@ -128,6 +141,8 @@ class RequestContext:
         self.session = None
         self.translated = {}
         self.ignored = {}
+        self.thought_limits = None
+        self.history_bytes = 0
         self.truncated_tokens = 0
         self.text_cut = False
         self.queued_s = 0.0
@@ -151,7 +166,12 @@ class RequestContext:
     @property
     def has_large_body(self) -> bool:
         """Whether parsing the body would block the event loop for too long."""
-        return len(self.exchange.body) > _LARGE_BYTES
+        return self.prompt_bytes > _LARGE_BYTES
+
+    @property
+    def prompt_bytes(self) -> int:
+        """The size of the body, and of what it refers to."""
+        return len(self.exchange.body) + self.history_bytes
 
     async def run_in_thread_if_large(self, work: Callable[..., T], *args: Any) -> T:
         """Run work whose cost grows with the body: inline when the body is small, else in a thread."""

@@ -37,6 +37,7 @@ from enginebay.util.limit_errors import format_limit_hint
 _WAITED_S = 0.01  # a request that a full queue refuses did not wait
 _DRAINING_RETRY_S = 0.05  # before looking for the successor of a draining worker
 _TOKENIZER_SLOT_BYTES = 1 << 20  # a larger body takes several places
+WHOLE_CONTEXT = -1  # as a requested length: up to the end of the context
 
 T = TypeVar("T")
 
@@ -60,6 +61,8 @@ async def prepare_request(
     request_context.sampling = request.sampling
     request_context.translated |= {**session.client.negotiate(request), **notes}
     if session.client.spec.renders:
+        if requested_max_tokens == WHOLE_CONTEXT:
+            request_context.translated[max_tokens_param] = "up to the end of the context"
         if truncate is not None:
             raise Unsupported(
                 f"{session.labels[1]} tokenizes on a remote server",
@@ -84,7 +87,7 @@ async def prepare_request(
         else:
             ids = await encode(request, False, bound, **template_options)
     except TextTooLong as error:
-        raise _make_overflow(f"at least {error.min_tokens}", context_length, param) from None
+        raise make_overflow_error(param, f"at least {error.min_tokens}", context_length) from None
     if not ids:
         raise InvalidRequest("the prompt is empty", "send at least one token", param=param)
     if truncate is not None and len(ids) > truncate:
@@ -94,23 +97,22 @@ async def prepare_request(
     sampling = request.sampling
     available = context_length - len(ids)
     if available < 1:
-        raise _make_overflow(str(len(ids)), context_length, param)
-    if requested_max_tokens is not None and requested_max_tokens > available:
-        raise ContextOverflow(
-            f"the prompt ({len(ids)} tokens) plus {max_tokens_param} ({requested_max_tokens}) exceeds the model's context length of "
-            f"{context_length} tokens",
-            f"request at most {available} tokens", param=max_tokens_param,
-        )  # fmt: skip
+        raise make_overflow_error(param, str(len(ids)), context_length)
+    if requested_max_tokens is not None and not 0 < requested_max_tokens <= available:
+        length = min(available, sampling.max_tokens or available)  # the server may allow less
+        detail = f"{length}: the context has {context_length} tokens and the prompt {len(ids)}"
+        request_context.translated[max_tokens_param] = detail
     if sampling.max_tokens is not None and sampling.max_tokens > available:
         min_tokens = min(sampling.min_tokens or 0, available) or None
         sampling = replace(sampling, max_tokens=available, min_tokens=min_tokens)
     return GenerateRequest(token_ids=tuple(ids), sampling=sampling, lora=request.lora, energy=request.energy)
 
 
-def _make_overflow(tokens: str, context_length: int, param: str) -> ContextOverflow:
+def make_overflow_error(param: str, tokens: str, context_length: int) -> ContextOverflow:
+    """Clients look for these words to shorten the conversation and try again: LiteLLM for the first sentence, LangChain for the last."""
     return ContextOverflow(
-        f"the prompt ({tokens} tokens) plus output exceeds the model's context length of {context_length} tokens",
-        "shorten the prompt, or set truncate_prompt_tokens",
+        f"This model's maximum context length is {context_length} tokens. However, your {param} resulted in {tokens} tokens",
+        "the prompt is too long: shorten it, or set truncate_prompt_tokens",
         param=param,
     )
 
@@ -124,7 +126,7 @@ async def enter_tokenizer(request_context: RequestContext) -> AsyncIterator[None
         return
     if request_context.exchange.closed:
         raise Cancelled("the client closed the connection")
-    slots = 1 + len(request_context.exchange.body) // _TOKENIZER_SLOT_BYTES
+    slots = 1 + request_context.prompt_bytes // _TOKENIZER_SLOT_BYTES
     if not queue.try_enter(client, slots):
         try:
             await _wait(request_context, None, queue.enter(client, slots))
@@ -170,6 +172,8 @@ async def generate_response(
     add_translation_headers(request_context)
     exchange.on_drained = writer.flush
     writer.counted_tokens = request_context.counted_tokens
+    writer.thought_limits = request_context.thought_limits
+    writer.error_form = request_context.error_form
     writer.is_resumable = is_resumable(request_context, session, requests)
     try:
         error = await _run_on_worker(request_context, session, writer, requests)

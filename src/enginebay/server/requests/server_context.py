@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from enginebay.config.sections.server_section import ServerConfig
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.auth.rate_limits import RateLimitDecision
+from enginebay.server.http.exchange import Exchange
 from enginebay.server.requests.crash_guard import CrashGuard
 from enginebay.server.requests.model_wait import wait_for_session
 from enginebay.server.requests.request_context import RequestContext
@@ -18,6 +19,10 @@ from enginebay.server.sessions.model_catalog import FleetGateway, ModelCatalog, 
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.server.telemetry.server_log import ServerLog
 from enginebay.server.telemetry.server_metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from enginebay.server.api.openai.responses_api.background import BackgroundRuns
+    from enginebay.server.state.state_client import StateClient
 
 
 class RateLimitsClient(Protocol):
@@ -42,7 +47,12 @@ class ServerContext:
     crash_guard: CrashGuard | None = None
     offline: bool = False  # never use the network
     tokenizer_queue: AdmissionQueue | None = None  # for large bodies
+    state: StateClient | None = None  # None: nothing is stored
+    background: BackgroundRuns | None = None
     draining: bool = False
+    run_exchange: Callable[[Exchange], Awaitable[object]] | None = (
+        None  # handles a request within another, such as a message
+    )
 
     async def acquire_session(
         self, request_context: RequestContext, name: str, *, stream: bool = False
@@ -105,3 +115,10 @@ class Route(NamedTuple):
     )
     rate_limited: bool = False  # counts against the key's rate limits
     forbidden_hint: str = ""  # what else a caller can do that lacks the scope
+    body_limit: str = "body_bytes"  # the key of `server.limits` that bounds the body
+    takes_form: bool = False  # multipart/form-data, as `exchange.form`
+
+    @property
+    def has_body_rule(self) -> bool:
+        """Whether it takes other bodies than most endpoints."""
+        return self.takes_form or self.body_limit != "body_bytes"

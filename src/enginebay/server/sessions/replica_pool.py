@@ -14,7 +14,8 @@ def identify_service(handle: ReplicaHandle) -> str:
     """Return what a request is prepared for: replicas of an old and a new configuration may differ in it."""
     facts = handle.facts
     parts = (handle.model, handle.source, facts.kind, facts.version, facts.context_length, handle.task)
-    return repr((*parts, handle.tool_format, handle.allow_special_tokens, sorted(handle.sampling.items())))
+    formats = (handle.tool_format, handle.reasoning_format)
+    return repr((*parts, *formats, handle.allow_special_tokens, sorted(handle.sampling.items())))
 
 
 class ReplicaPool:

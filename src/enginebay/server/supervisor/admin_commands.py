@@ -30,7 +30,7 @@ from enginebay.server.telemetry.host_meters import HostMeters, discover_server_m
 from enginebay.worker.client_side.worker_client import WorkerClient
 
 # Server settings that a reload cannot change.
-_RESTART_ONLY = ("host", "port", "workers", "log_format", "log_level", "log_prompts")
+_RESTART_ONLY = ("host", "port", "workers", "log_format", "log_level", "log_prompts", "state")
 
 
 class AdminCommands:

@@ -15,9 +15,11 @@ from enginebay.errors import WorkerDied
 from enginebay.fleet.routing.model_client import ReplicaHandle
 from enginebay.fleet.routing.variants import ModelRoute
 from enginebay.server.api.app import App
+from enginebay.server.api.openai.responses_api.background import BackgroundRuns
+from enginebay.server.api.request_dialect import encode_http_refusal
 from enginebay.server.api.routes import ROUTES
 from enginebay.server.auth.api_keys import Keyring
-from enginebay.server.encoding.error_responses import encode_refusal
+from enginebay.server.http.form_parser import FormLimits
 from enginebay.server.http.http_settings import HttpSettings
 from enginebay.server.http.listener import HttpListener
 from enginebay.server.requests.crash_guard import CrashGuard, TrialGateway
@@ -31,6 +33,7 @@ from enginebay.server.sessions.model_catalog import (
     ReplicaDemand,
     VariantConnector,
 )
+from enginebay.server.state.state_client import StateClient, state_dir
 from enginebay.server.telemetry.server_log import ServerLog
 from enginebay.server.telemetry.server_metrics import ServerMetrics
 from enginebay.server.telemetry.tracing import load_tracer
@@ -77,6 +80,7 @@ class ServerInstance:
         self.crash_guard = CrashGuard(fleet, self.metrics, self.log)
         for event in setup.suspects:
             self.crash_guard.table.apply(event)
+        state = StateClient(state_dir(), config.state) if config.state.enabled else None
         self._context = ServerContext(
             config=config,
             catalog=ModelCatalog(self._build_entries(setup, ())),
@@ -89,6 +93,8 @@ class ServerInstance:
             routes=ROUTES,
             crash_guard=self.crash_guard,
             offline=setup.offline,
+            state=state,
+            background=BackgroundRuns(state) if state is not None else None,
             tokenizer_queue=AdmissionQueue(_TOKENIZER_SLOTS, config.limits.queue, config.limits.queue_timeout_s),
         )
         self._app = App(
@@ -198,6 +204,7 @@ class ServerInstance:
         try:
             async with asyncio.timeout(drain_s):
                 await self._listener.wait_drained()
+                await self._app.wait_idle()
         except TimeoutError:
             self.log.log_event("drain timed out, responses aborted", level="warning", drain_s=drain_s)
             return False
@@ -207,8 +214,15 @@ class ServerInstance:
         await self._app.close()
         await self._listener.close()
         await self._context.catalog.close()
+        await self._close_state()
         await asyncio.to_thread(self._tracer.close)
         self.log.close()
+
+    async def _close_state(self) -> None:
+        if self._context.background is not None:
+            self._context.background.close()
+        if self._context.state is not None:
+            await asyncio.to_thread(self._context.state.close)
 
 
 def open_log(config: ServerConfig) -> ServerLog:
@@ -229,5 +243,13 @@ def _build_http_settings(config: ServerConfig) -> HttpSettings:
         max_buffered_bytes=limits.body_buffer_bytes,
         max_client_buffered_bytes=limits.client_body_buffer_bytes,
         max_unread_bytes=limits.unread_bytes,
-        encode_refusal=encode_refusal,
+        encode_refusal=encode_http_refusal,
+        form_limits=FormLimits(
+            limits.form_parts, limits.form_field_bytes, limits.form_header_bytes, limits.form_name_chars
+        ),
+        max_form_disk_bytes=limits.form_disk_bytes,
+        max_client_form_disk_bytes=limits.client_form_disk_bytes,
+        max_websockets=limits.websockets,
+        max_client_websockets=limits.client_websockets,
+        websocket_idle_s=limits.websocket_idle_s,
     )

@@ -21,6 +21,7 @@ from enginebay.server.auth.admin_token import AdminToken
 from enginebay.server.auth.api_keys import ApiKey, Keyring
 from enginebay.server.auth.rate_limits import RateLimitDecision, RateLimiter
 from enginebay.server.requests.suspect_table import SuspectEvent, SuspectTable
+from enginebay.server.state.state_client import check_state_file
 from enginebay.server.supervisor.admin_commands import AdminCommands
 from enginebay.server.supervisor.child_server import ServerProcess
 from enginebay.server.supervisor.desired_state import DesiredState
@@ -145,6 +146,7 @@ class Supervisor:
     async def serve(self) -> None:
         """Load the models marked `load: start`, then serve until a signal."""
         try:
+            await asyncio.to_thread(check_state_file, self.desired.config.server.state)
             if not await self._load_at_start():
                 self._log.log_event("stopped", note="before serving")
                 return

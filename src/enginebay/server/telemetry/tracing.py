@@ -21,7 +21,7 @@ _PROTOCOL = "http/protobuf"
 _MISSING = f"{_ENDPOINT} is set, but OpenTelemetry is not installed; run `pip install 'enginebay[tracing]'`"
 # Endpoint -> operation name in the semantic conventions.
 _OPERATIONS = {
-    "completions": "text_completion", "responses": "chat", "ollama.chat": "chat", "ollama.generate": "text_completion",
+    "completions": "text_completion", "responses": "chat", "messages": "chat", "ollama.chat": "chat", "ollama.generate": "text_completion",
     "ollama.embed": "embeddings", "ollama.embeddings": "embeddings",
 }  # fmt: skip
 

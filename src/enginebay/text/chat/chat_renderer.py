@@ -20,6 +20,7 @@ from typing import Any
 from enginebay.errors import EnginebayError, InvalidRequest, ModelInvalid, Unsupported
 from enginebay.text.chat.chat_messages import normalize_messages
 from enginebay.text.gguf.gguf_reader import read_gguf
+from enginebay.text.reasoning.reasoning_history import place_thoughts
 from enginebay.text.tokenization.special_text import Escaped, SpecialText
 from enginebay.text.tokenization.tokenizer import Tokenizer, load_special_tokens
 
@@ -72,11 +73,13 @@ class ChatRenderer:
                 param="continue_final_message",
             )
         source = self._select_template(tools)
+        normalized = normalize_messages(
+            messages, keep_parts=reads_content_parts(source), supports_developer="developer" in source
+        )
+        place_thoughts(normalized, source)
         requested = {
             **variables,
-            "messages": normalize_messages(
-                messages, keep_parts=reads_content_parts(source), supports_developer="developer" in source
-            ),
+            "messages": normalized,
             "tools": _copy_objects(tools, "tools"),
             "documents": _copy_objects(documents, "documents"),
         }
@@ -110,9 +113,11 @@ def _escape_request(requested: dict[str, Any], special_text: SpecialText) -> Esc
     for message in requested["messages"]:
         parts = message["content"]
         if isinstance(parts, list) and len(parts) > 1:
-            joined = "".join(part["text"] for part in parts)
-            if special_text.count(joined) != sum(special_text.count(part["text"]) for part in parts):
-                message["content"] = [{"type": "text", "text": joined}]
+            texts = [part["text"] for part in parts if part["type"] == "text"]
+            joined = "".join(texts)
+            if special_text.count(joined) != sum(map(special_text.count, texts)):
+                others = [part for part in parts if part["type"] != "text"]
+                message["content"] = [*others, {"type": "text", "text": joined}]
     try:
         return special_text.escape(requested)
     except RecursionError:
@@ -207,7 +212,7 @@ def _tag_final_message(chat: list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         chat[-1]["content"] = content + _CONTINUE_TAG
         return content
-    if not content:
+    if not content or "text" not in content[-1]:
         raise InvalidRequest("the last message has no text to continue", param="continue_final_message")
     final: str = content[-1]["text"]
     content[-1]["text"] = final + _CONTINUE_TAG

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -79,3 +80,45 @@ def _is_content_node(node: nodes.Node) -> bool:
     if isinstance(node, nodes.Getattr):
         return node.attr == "content"
     return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+
+
+@dataclass(frozen=True)
+class TemplateNames:
+    """What a template reads: its variables, fields of its objects, and strings that it compares them to."""
+
+    variables: frozenset[str]
+    fields: frozenset[str]
+    types: frozenset[str]  # to which it compares a `type`
+    compared: frozenset[str]  # strings in any comparison
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def read(source: str) -> TemplateNames:
+        tree = create_environment().parse(source)
+        fields = {node.attr for node in tree.find_all(nodes.Getattr)} | {
+            str(node.arg.value) for node in tree.find_all(nodes.Getitem) if isinstance(node.arg, nodes.Const)
+        }
+        for call in tree.find_all(nodes.Call):  # message.get('name')
+            if isinstance(call.node, nodes.Getattr) and call.node.attr == "get" and call.args:
+                fields |= _find_strings(call.args[0])
+        compares = list(tree.find_all(nodes.Compare))
+        for compare in compares:  # 'name' in message
+            if any(operand.op in ("in", "notin") for operand in compare.ops):
+                fields |= _find_strings(compare.expr)
+        return TemplateNames(
+            frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"),
+            frozenset(fields),
+            frozenset().union(*(_find_strings(compare) for compare in compares if _reads_type(compare.expr))),
+            frozenset().union(*map(_find_strings, compares)),
+        )
+
+
+def _find_strings(node: nodes.Node) -> frozenset[str]:
+    constants = [node] if isinstance(node, nodes.Const) else node.find_all(nodes.Const)
+    return frozenset(constant.value for constant in constants if isinstance(constant.value, str))
+
+
+def _reads_type(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "type"
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "type"

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from enginebay.config.config_dump import to_json, to_yaml
 from enginebay.config.config_schema import build_json_schema
-from enginebay.config.sections.server_section import SERVER_SECTION, ServerConfig, ServerLimits
+from enginebay.config.sections.server_section import SERVER_SECTION, ServerConfig, ServerLimits, StateLimits
 from enginebay.errors import ConfigError
 
 
@@ -37,7 +37,9 @@ def test_the_defaults_are_safe(load: Any) -> None:
 
 
 def test_every_key_has_help_and_a_default_of_its_own_type() -> None:
-    assert len(SERVER_SECTION.settings) == len(fields(ServerConfig)) - 1 + len(fields(ServerLimits))
+    nested = (ServerLimits, StateLimits)
+    plain = len(fields(ServerConfig)) - len(nested)
+    assert len(SERVER_SECTION.settings) == plain + sum(len(fields(section)) for section in nested)
     for name, setting in SERVER_SECTION.settings.items():
         assert setting.help, name
         if name.startswith("limits.") and name != "limits.guided":
@@ -173,3 +175,26 @@ def test_the_kinds_of_constraints_that_clients_may_send(load: Any, text: str, ki
 def test_an_unknown_kind_of_constraint_is_refused(load: Any) -> None:
     with pytest.raises(ConfigError, match=r"server\.limits\.guided: expected none, or some of json, regex"):
         load("server: {limits: {guided: [gbnf]}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", StateLimits(1 << 30, 30 * 86400.0)),
+        ("server: {state: off}", StateLimits(0)),
+        ("server: {state: on}", StateLimits()),
+        ("server: {state: {max_bytes: 100MB, max_age_s: 1h}}", StateLimits(100_000_000, 3600.0)),
+    ],
+)
+def test_state(load: Any, text: str, expected: StateLimits) -> None:
+    assert load(text).server.state == expected and expected.enabled == ("off" not in text)
+
+
+def test_state_by_variables(load: Any) -> None:
+    assert not load("", environ={"ENGINEBAY_SERVER_STATE": "off"}).server.state.enabled
+    assert load("", environ={"ENGINEBAY_SERVER_STATE_MAX_BYTES": "5MiB"}).server.state.max_bytes == 5 << 20
+
+
+def test_a_state_too_small_for_anything_is_refused(load: Any) -> None:
+    assert "expected off, or at least 1048576" in refusal(load, "server: {state: {max_bytes: 1000}}")
+    assert "server.state" in refusal(load, "server: {state: maybe}")

@@ -171,6 +171,17 @@ def test_a_model_of_a_lost_gpu_is_rejected_and_others_move() -> None:
     assert isinstance(load, Transition) and load.placement == (0,)
 
 
+def test_crashed_models_reload_one_after_the_other_on_one_gpu_and_at_once_on_two() -> None:
+    memory = {**ROOMY, "gpu0": 80, "gpu1": 80}
+    queue = [WaitingRequest(number, name, number, math.inf) for number, name in enumerate("ab")]
+    for second, loads in ((0, ["a"]), (1, ["a", "b"])):
+        crashed = [
+            snapshot(name, GpuNeed((30,), only=(gpu,)), recovering=True) for name, gpu in (("a", 0), ("b", second))
+        ]
+        actions = plan_actions(0.0, memory, crashed, queue, PlannerLimits())
+        assert [it.name for it in actions if isinstance(it, Transition)] == loads
+
+
 def test_the_wait_for_a_gpu_is_estimated() -> None:
     memory = {**ROOMY, "gpu0": 80}
     replicas = [snapshot(name, GpuNeed((70,)), time_to_ready_s=5.0) for name in "ab"]

@@ -38,6 +38,17 @@ def test_ways_to_write_a_key(value: str) -> None:
     assert authenticate(RING, {"authorization": value}, "inference") is PLAIN
 
 
+def test_a_key_in_the_header_of_anthropics_clients() -> None:
+    assert authenticate(RING, {"x-api-key": " plain-key "}, "inference") is PLAIN
+    assert authenticate(RING, {"x-api-key": "plain-key", "authorization": "Basic xyz"}, "inference") is PLAIN
+    assert authenticate(RING, {"x-api-key": "unknown", "authorization": "Bearer plain-key"}, "inference") is PLAIN
+    for headers in ({"x-api-key": ""}, {"x-api-key": "plain-ke"}, {"x-api-key": "Bearer plain-key"}):
+        with pytest.raises(Unauthorized):
+            authenticate(RING, headers, "inference")
+    with pytest.raises(Forbidden):
+        authenticate(RING, {"x-api-key": "plain-key"}, "admin")
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -30,7 +30,7 @@ SECRET = "cannot open /home/somebody/models/x.gguf at 0x7f0012345678: [Errno 2]"
 # Kinds whose message is about the request, and sent to the client.
 FOR_CLIENTS = {
     "usage", "unknown_model", "request", "invalid_request", "unsupported", "context_overflow", "poison_request", "not_found",
-    "method_not_allowed",
+    "method_not_allowed", "response_not_found", "previous_response_not_found",
     "unauthorized", "forbidden", "overloaded", "rate_limited", "timed_out", "does_not_fit",
 }  # fmt: skip
 
@@ -63,7 +63,8 @@ def test_an_unknown_kind_is_a_500_without_details() -> None:
 
 
 TRANSIENT = {
-    "error", "load_failed", "out_of_memory", "worker_died", "draining", "engine_failed", "unreachable", "cancelled"
+    "error", "load_failed", "out_of_memory", "worker_died", "draining", "engine_failed", "unreachable", "cancelled",
+    "state_unavailable",
 }  # fmt: skip
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from enginebay.server.http.body_budget import BodyBudget
+from enginebay.server.http.client_budget import ClientBudget, ClientBudgets
+from enginebay.server.http.connection_sweep import SweptConnection, expire_overdue
 from enginebay.server.http.exchange import Exchange
-from enginebay.server.http.http_connection import HttpConnection, expire_overdue
-from enginebay.server.http.http_settings import HttpSettings
+from enginebay.server.http.http_connection import HttpConnection
+from enginebay.server.http.http_settings import BodyRule, HttpSettings
 
 SETTINGS = HttpSettings(
     max_body_bytes=1000,
@@ -21,7 +22,7 @@ SETTINGS = HttpSettings(
     keep_alive_s=30,
     stall_timeout_s=40,
     write_buffer_bytes=100,
-    encode_refusal=lambda status, message, limit: f"{status}:{message}:{limit}".encode(),
+    encode_refusal=lambda status, message, limit, _: f"{status}:{message}:{limit}".encode(),
     common_headers=b"server: test\r\n",
 )
 
@@ -57,6 +58,9 @@ class MemoryTransport(asyncio.Transport):
         self.read_bytes = len(self.written)
         self.protocol.resume_writing()
 
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
     def write_eof(self) -> None:
         self.ended = True
 
@@ -77,17 +81,26 @@ class MemoryTransport(asyncio.Transport):
 
 
 class RecordingApp:
-    """Records requests, and responds at once if given a `reply`."""
+    """Records requests, and responds at once if given a `reply`. `rules`: what routes take, by path."""
 
-    def __init__(self, reply: Callable[[Exchange], None] | None = None) -> None:
+    def __init__(
+        self, reply: Callable[[Exchange], None] | None = None, rules: Mapping[str, BodyRule] | None = None
+    ) -> None:
         self.requests: list[Exchange] = []
         self.refusals: list[int] = []
         self._reply = reply
+        self._rules = rules or {}
 
     def handle(self, exchange: Exchange) -> None:
         self.requests.append(exchange)
         if self._reply is not None:
             self._reply(exchange)
+
+    def find_body_rule(self, exchange: Exchange) -> BodyRule | None:
+        return self._rules.get(exchange.path)
+
+    def takes_websocket(self, path: str) -> bool:
+        return path == "/socket"
 
     def check_before_body(self, exchange: Exchange) -> tuple[int, str] | None:
         return (401, "no key") if "x-no-key" in exchange.headers else None
@@ -109,18 +122,21 @@ class MemoryClient:
         reply: Callable[[Exchange], None] | None = None,
         read_bytes: int = 10**9,
         settings: HttpSettings = SETTINGS,
-        budget: BodyBudget | None = None,
+        budget: ClientBudget | None = None,
+        rules: Mapping[str, BodyRule] | None = None,
     ) -> None:
-        self.app = RecordingApp(reply)
+        self.app = RecordingApp(reply, rules)
         self.transport = MemoryTransport(read_bytes)
-        self.connections: set[HttpConnection] = set()
-        self.connection = HttpConnection(settings, self.app, self.connections, budget or BodyBudget(settings))
+        self.connections: set[SweptConnection] = set()
+        self.budgets = ClientBudgets(settings)
+        self.budgets.bodies = budget or self.budgets.bodies
+        self.connection = HttpConnection(settings, self.app, self.connections, self.budgets)
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)
 
     def send(self, *pieces: bytes) -> MemoryClient:
         for piece in pieces:
-            self.connection.data_received(piece)
+            self.transport.protocol.data_received(piece)
         return self
 
     @property

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from enginebay.contract import GenerateRequest, Sampling
-from enginebay.errors import CrashLoop, Draining, EngineFailed, PoisonRequest, WorkerDied
+from enginebay.errors import CrashLoop, Draining, EnginebayError, EngineFailed, PoisonRequest, TimedOut, WorkerDied
+from enginebay.server.requests import run_generation
 from enginebay.server.requests.resume_policy import check_same_model, is_resumable, should_resume
 from tests.unit.server.requests.test_retry_policy import make_request_context
 
@@ -78,3 +81,14 @@ def test_another_model_knows_other_ids() -> None:
     for other in (make_session(kind="fake"), make_session(source="b")):
         with pytest.raises(WorkerDied, match="reconfigured"):
             check_same_model(make_session(), other)
+
+
+async def test_no_worker_continues_a_response_whose_time_is_up() -> None:
+    loop, request_context = asyncio.get_running_loop(), make_request_context()
+    request_context.server = Mock()
+    failed: list[EnginebayError] = []
+    writer = Mock(is_paused=True, fail=failed.append, timer=Mock(when=lambda: loop.time() - 1))
+    session = Mock(limits=Mock(request_timeout_s=600.0))
+    error = await run_generation._continue_response(request_context, session, writer, [], WorkerDied("x"))
+    assert isinstance(error, TimedOut) and failed == [error]
+    assert request_context.server.mock_calls == [] and writer.resume.mock_calls == []

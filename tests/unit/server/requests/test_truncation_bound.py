@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.config.sections.server_section import ServerLimits
+from enginebay.config.sections.server_section import ServerConfig, ServerLimits
 from enginebay.contract import GenerateRequest
 from enginebay.errors import ContextOverflow
 from enginebay.fleet.routing.prompt_encoder import PromptEncoder
@@ -47,7 +47,7 @@ async def test_of_an_embedding(session: Any) -> None:
     request_context = make_request_context()
     body = {"model": "m", "input": LONG, "truncate_prompt_tokens": 10_000_000}
     request_context.exchange.body = json.dumps(body).encode()
-    context: Any = SimpleNamespace(acquire_session=acquire_session)
+    context: Any = SimpleNamespace(acquire_session=acquire_session, config=ServerConfig())
     with pytest.raises(ContextOverflow):
         await create_embeddings(context, request_context)
     assert session.client.prompt_encoder.tokenizer.total < 100_000

@@ -44,6 +44,7 @@ def make_handle(number: int, batch: int = 4, length: int = 512, address: str = "
         "loras": (),
         "sampling": {},
         "tool_format": "auto",
+        "reasoning_format": "auto",
         "allow_special_tokens": False,
     }
     return SimpleNamespace(

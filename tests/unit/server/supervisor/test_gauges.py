@@ -43,7 +43,9 @@ def setup(*models: str, kind: str = "fake") -> ServerSetup:
 
 def make_session(model: str, metrics: ServerMetrics) -> ModelSession:
     client: Any = SimpleNamespace(
-        handle=SimpleNamespace(model=model, sampling={}, tool_format="auto", replica="", address=""),
+        handle=SimpleNamespace(
+            model=model, sampling={}, tool_format="auto", reasoning_format="auto", replica="", address=""
+        ),
         facts=SimpleNamespace(kind="fake", version="1"),
         spec=SimpleNamespace(renders=True),
         prompt_encoder=SimpleNamespace(tokenizer=None),
@@ -148,7 +150,7 @@ async def test_request_gauges_move_with_the_model_to_another_engine() -> None:
 async def test_a_retried_request_has_one_queue_time(error: EnginebayError, retries: list[Any]) -> None:
     metrics, failures = ServerMetrics(), [error, error]
     session, call = make_session("m", metrics), make_request_context()
-    context: Any = SimpleNamespace(metrics=metrics, log=SimpleNamespace(log_request=lambda _: None))
+    context: Any = SimpleNamespace(metrics=metrics, routes=(), log=SimpleNamespace(log_request=lambda _: None))
     app = App(context, Keyring(), Tracer(), keyless=True)
 
     async def handler(_: Any, call: RequestContext) -> None:
@@ -169,7 +171,7 @@ async def test_tokens_of_a_retried_request_count_once() -> None:
     """The first attempt generated 5 tokens that were never sent; the second one's usage is what counts."""
     metrics = ServerMetrics()
     session, call = make_session("m", metrics), make_request_context()
-    context: Any = SimpleNamespace(metrics=metrics, log=SimpleNamespace(log_request=lambda _: None))
+    context: Any = SimpleNamespace(metrics=metrics, routes=(), log=SimpleNamespace(log_request=lambda _: None))
     app = App(context, Keyring(), Tracer(), keyless=True)
     attempts = [5, 7]
 

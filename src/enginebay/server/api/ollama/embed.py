@@ -11,7 +11,7 @@ import msgspec
 
 from enginebay.contract import Embedding
 from enginebay.errors import Cancelled
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.ollama import ollama_input
 from enginebay.server.api.ollama.generation import resolve_model
 from enginebay.server.api.ollama.keep_alive import KeepAlivePlan
@@ -34,7 +34,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def embed(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(OllamaEmbedBody, request_context.exchange.body)
+    body = read_body(OllamaEmbedBody, context, request_context)
     keep_alive = KeepAlivePlan(context, request_context, body.keep_alive)
     session = await _acquire_embedder(context, request_context, body)
     submitted_at = time.perf_counter()
@@ -53,7 +53,7 @@ async def embed(context: ServerContext, request_context: RequestContext) -> None
 
 async def embed_prompt(context: ServerContext, request_context: RequestContext) -> None:
     """The older endpoint: one prompt, and its vector as the engine computes it."""
-    body = decode_body(OllamaEmbeddingsBody, request_context.exchange.body)
+    body = read_body(OllamaEmbeddingsBody, context, request_context)
     keep_alive = KeepAlivePlan(context, request_context, body.keep_alive)
     session = await _acquire_embedder(context, request_context, body)
     vector: Sequence[float] = ()

@@ -8,7 +8,7 @@ from typing import Literal
 
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, RequestError, UnknownModel
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.ollama import ollama_input
 from enginebay.server.api.ollama.keep_alive import KeepAlivePlan
 from enginebay.server.api.ollama.ollama_encoder import OllamaEncoder, OllamaJsonWriter, OllamaStreamWriter, format_time
@@ -42,7 +42,7 @@ def resolve_model(catalog: ModelCatalog, name: str) -> str:
 
 
 async def chat(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(OllamaChatBody, request_context.exchange.body)
+    body = read_body(OllamaChatBody, context, request_context)
     call = _start_call(context, request_context, body, "chat")
     options = ollama_input.read_options(body.options, request_context.ignored)
     if not body.messages:
@@ -54,7 +54,7 @@ async def chat(context: ServerContext, request_context: RequestContext) -> None:
 
 
 async def generate(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(OllamaGenerateBody, request_context.exchange.body)
+    body = read_body(OllamaGenerateBody, context, request_context)
     call = _start_call(context, request_context, body, "generate")
     ollama_input.check_unsupported_fields(body)
     options = ollama_input.read_options(body.options, request_context.ignored)

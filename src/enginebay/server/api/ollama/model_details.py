@@ -14,7 +14,7 @@ import msgspec
 
 from enginebay.errors import EnginebayError, InvalidRequest
 from enginebay.models.model_description import ModelDescription, describe_model
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.ollama.generation import resolve_model
 from enginebay.server.api.ollama.ollama_encoder import format_time
 from enginebay.server.api.ollama.schemas import (
@@ -99,7 +99,7 @@ def _format_parameters(count: int) -> str:
 
 
 async def show(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(OllamaShowBody, request_context.exchange.body)
+    body = read_body(OllamaShowBody, context, request_context)
     name = resolve_model(context.catalog, get_name(body))
     entry, _ = context.catalog.find(name)
     request_context.catalog_entry, request_context.model = entry, name

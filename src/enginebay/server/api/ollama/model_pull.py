@@ -14,7 +14,7 @@ from enginebay.models import KNOWN_MODELS, ModelStore
 from enginebay.models.model_manifest import StoredModel
 from enginebay.models.model_sources import HfSource, parse_source
 from enginebay.server.api.admin.endpoints import encode_full_error
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.ollama.model_details import get_name
 from enginebay.server.api.ollama.ollama_encoder import NDJSON
 from enginebay.server.api.ollama.schemas import OllamaErrorObject, OllamaProgressObject, OllamaPullBody
@@ -56,7 +56,7 @@ def parse_pull_source(name: str) -> str:
 
 
 async def pull(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(OllamaPullBody, request_context.exchange.body)
+    body = read_body(OllamaPullBody, context, request_context)
     name = get_name(body)
     request_context.model = name
     request_context.stream = body.stream is not False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -20,17 +20,32 @@ from enginebay.server.api.openai.encoders.logprobs import TokenBytes, encode_cha
 from enginebay.server.encoding.choice_state import ChoiceState, ResponseTiming, ToolCallState
 from enginebay.server.encoding.choices_json_writer import ChoicesJsonWriter
 from enginebay.server.encoding.choices_sse_writer import ChoicesSseWriter
-from enginebay.server.encoding.error_responses import encode_error
+from enginebay.server.encoding.error_responses import encode_error, get_error_row
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.model_session import ModelSession
-from enginebay.text.output_events import AnswerText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
+from enginebay.text.output_events import ReasoningText, ToolCallArguments, ToolCallStart
 
 NDJSON = "application/x-ndjson"
 _encode = msgspec.json.Encoder().encode
 
 
-def encode_ollama_error(error: EnginebayError) -> bytes:
-    return _encode(schemas.OllamaErrorObject(encode_error(error).message))
+class OllamaErrorForm:
+    """Ollama's form: one object with a text, in a stream on a line of its own. Implements `ErrorForm`."""
+
+    def get_status(self, error: EnginebayError) -> int:
+        return get_error_row(error).status
+
+    def encode_body(self, error: EnginebayError) -> bytes:
+        return _encode(schemas.OllamaErrorObject(encode_error(error).message))
+
+    def encode_refusal(self, error: EnginebayError, status: int) -> bytes:
+        return self.encode_body(error)
+
+    def encode_event(self, error: EnginebayError) -> bytes:
+        return self.encode_body(error) + b"\n"
+
+
+OLLAMA_ERRORS = OllamaErrorForm()
 
 
 def format_time(at_s: float) -> str:
@@ -57,22 +72,11 @@ class OllamaEncoder:
 
     # One object
 
-    def encode_body(
-        self, events: Iterable[OutputEvent], logprobs: Sequence[TokenLogprobs], usage: Usage, timing: ResponseTiming,
-        next_call_id: Callable[[], str],
-    ) -> bytes:  # fmt: skip
-        choice, texts, thoughts = ChoiceState(0), [], []
-        for event in events:
-            if isinstance(event, ReasoningText):
-                thoughts.append(event.text)
-            elif isinstance(event, AnswerText):
-                texts.append(event.text)
-            else:
-                choice.append_event(event, next_call_id() if isinstance(event, ToolCallStart) else "")
+    def encode_body(self, choice: ChoiceState, usage: Usage, timing: ResponseTiming) -> bytes:
         calls, cut = _build_calls(choice.calls, 0)
-        text = "".join((*texts, *cut))
-        fields = {**self._build_ending(usage, timing), **self._build_logprobs(logprobs)}
-        return _encode(self._build_object(text, "".join(thoughts), calls, **fields))
+        text, thinking = "".join((*choice.texts, *cut)), "".join(choice.reasoning_texts)
+        fields = {**self._build_ending(usage, timing), **self._build_logprobs(choice.logprobs)}
+        return _encode(self._build_object(text, thinking, calls, **fields))
 
     def encode_empty(self, done_reason: Literal["load", "unload"]) -> bytes:
         """Encode the response to a request that only loads or unloads the model."""
@@ -153,7 +157,9 @@ class OllamaEncoder:
         self.finish_reason = reason
         return self._encode_calls()
 
-    def encode_closing(self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None) -> bytes:
+    def encode_closing(
+        self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None, reasoning_tokens: int | None = None
+    ) -> bytes:
         return self._encode_line(**self._build_ending(usage, timing))
 
 
@@ -187,30 +193,23 @@ def _reject_constant(name: str) -> None:
 class OllamaJsonWriter(ChoicesJsonWriter):
     """Responds with one object."""
 
-    encode_error = staticmethod(encode_ollama_error)
-
     def __init__(self, exchange: Exchange, session: ModelSession, choice: ChoiceState, encoder: OllamaEncoder) -> None:
         super().__init__(exchange, session, [choice], lambda *_: b"")
         self._choice = choice
         self._encoder = encoder
 
     def write_completed(self) -> None:
-        choice, text = self._choice, self._choice.text
-        events: list[OutputEvent] = [AnswerText(text)]
-        if choice.parser is not None:
-            events = [*choice.parser.feed(text), *choice.parser.end()]
+        choice = self._choice
         self._encoder.finish_reason = choice.finish_reason or "stop"
-        if self.finish_reason == "stop" and any(isinstance(event, ToolCallStart) for event in events):
-            self.finish_reason = "tool_calls"  # for the log
-        body = self._encoder.encode_body(events, choice.logprobs, self.usage, self.timing, self.session.next_call_id)
-        self.exchange.respond(200, body)
+        if choice.parser is not None:
+            self._finish_parsing(choice, choice.parser)
+        self.exchange.respond(200, self._encoder.encode_body(choice, self.usage, self.timing))
 
 
 class OllamaStreamWriter(ChoicesSseWriter):
     """Writes lines of JSON, one per token."""
 
     content_type = NDJSON
-    encode_error = staticmethod(encode_ollama_error)
 
     def _encode_tool_events(
         self, choice: ChoiceState, events: Sequence[object], logprobs: Sequence[TokenLogprobs]
@@ -219,4 +218,4 @@ class OllamaStreamWriter(ChoicesSseWriter):
         self._events_ready = [line for line in self._events_ready if line]  # a call's line comes at its end
 
     def _encode_failure(self, error: EnginebayError) -> bytes:
-        return encode_ollama_error(error) + b"\n"
+        return OLLAMA_ERRORS.encode_event(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay.errors import RequestError
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.openai.chat_plan import ChatPlan, plan_chat
 from enginebay.server.api.openai.encoders.chat_encoder import ChatEncoder
 from enginebay.server.api.openai.schemas import ChatBody
@@ -18,7 +18,7 @@ from enginebay.server.sessions.model_session import ModelSession
 
 
 async def create_chat_completion(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(ChatBody, request_context.exchange.body)
+    body = read_body(ChatBody, context, request_context)
     session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     request_context.stream = bool(body.stream)
     request_context.prompt = body.messages

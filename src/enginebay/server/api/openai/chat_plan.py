@@ -9,24 +9,20 @@ from typing import Any
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
+from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong, get_tokenize_limit
+from enginebay.server.api.fields.hosted_tools import drop_hosted_tools
 from enginebay.server.api.openai import sampling_params
+from enginebay.server.api.openai.reasoning.reasoning_switches import ThinkingFields, translate_switches
+from enginebay.server.api.openai.reasoning.thought_plan import note_dropped_thoughts, plan_thought
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
+from enginebay.server.encoding.response_writer import estimate_prompt_tokens
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.run_generation import prepare_request
+from enginebay.server.requests.run_generation import enter_tokenizer, prepare_request
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.text.output_events import OutputEventParser
 from enginebay.util.limit_errors import make_limit_error
-
-# Fields of the OpenAI API that are not supported: message and hint.
-_REFUSED = {
-    "prediction": ("predicted outputs are not supported", "remove prediction"),
-    "audio": ("only text output is supported", "remove audio"),
-    "web_search_options": ("web search is not supported", "remove web_search_options, or give the model a search tool"),
-    "moderation": ("moderation is not supported", "remove moderation"),
-    "functions": ("functions and function_call are not supported", "use tools and tool_choice"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +40,59 @@ async def plan_chat(
     request_context: RequestContext, session: ModelSession, lora: str | None, body: ChatBody
 ) -> ChatPlan:
     """Return the engine's request and the parsers of its output. Raise `RequestError` that names the field."""
+    body.tools = drop_hosted_tools(body.tools, request_context.ignored)
+    sampling_params.note_unknown_format_keys(body.response_format, request_context.ignored)
     tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
     max_tokens, max_tokens_param = _resolve_max_tokens(body)
+    switches = translate_switches(request_context, session, ThinkingFields.read_chat(body))
+    note_dropped_thoughts(request_context, session, body.messages)
+    extras = _collect_extras(body, tools, session) | switches.extras
     request = GenerateRequest(
-        messages=tools.with_preface(body.messages), sampling=sampling, lora=lora, extras=_collect_extras(body, tools, session),
+        messages=tools.with_preface(body.messages),
+        sampling=sampling,
+        lora=lora,
+        extras=extras,
         energy=body.wants_energy,
-    )  # fmt: skip
+    )
+    template_options = _collect_template_options(body, tools) | switches.template_options
     try:
         prepared = await prepare_request(
             request_context, session, request,
             truncate=body.truncate_prompt_tokens, requested_max_tokens=max_tokens, max_tokens_param=max_tokens_param,
-            template_options=_collect_template_options(body, tools), notes={**tools.notes, **sampling_params.list_stream_notes(body)},
+            template_options=template_options, notes=tools.notes,
         )  # fmt: skip
     except RequestError as error:
         raise tools.rename_param(error) from None
-    return ChatPlan(prepared, tools.make_parser, tools.rename_param)
+    planned, make_parser = await plan_thought(
+        request_context, session, request, prepared, template_options, tools.make_parser, switches.max_tokens
+    )
+    return ChatPlan(planned, make_parser, tools.rename_param)
+
+
+async def count_chat_tokens(request_context: RequestContext, session: ModelSession, body: ChatBody) -> int:
+    """Return the tokens of the prompt, which may exceed the context. Notes a count that is not exact."""
+    tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
+    extras = _collect_extras(body, tools, session)
+    switches = translate_switches(request_context, session, ThinkingFields.read_chat(body))
+    request = GenerateRequest(messages=tools.with_preface(body.messages), sampling=sampling, extras=extras)
+    if session.client.spec.renders:
+        request_context.translated["input_tokens"] = "estimated: a remote server tokenizes"
+        return estimate_prompt_tokens(request)
+    bound = PromptBound(get_tokenize_limit(session.client.facts.context_length))
+    options = _collect_template_options(body, tools) | switches.template_options
+    try:
+        async with enter_tokenizer(request_context):
+            encode = session.client.prompt_encoder.encode_request
+            return len(await encode(request, request_context.has_large_body, bound, **options))
+    except TextTooLong as error:
+        request_context.translated["input_tokens"] = "at least as many: the prompt is too long to count"
+        return error.min_tokens
 
 
 def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampling]:
     limits = session.limits
-    check_unsupported_fields(body, limits)
+    check_message_count(body.messages, limits)
+    sampling_params.check_stream_options(body)
     constraint = sampling_params.read_constraint(body, limits)
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits, session, constraint)
     max_tokens, max_tokens_param = _resolve_max_tokens(body)
@@ -72,33 +101,6 @@ def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampl
         max_tokens=max_tokens, max_tokens_param=max_tokens_param, logprobs=_resolve_logprobs(body), guided=tools.guided,
         vocabulary_size=session.client.prompt_encoder.vocabulary_size,
     )  # fmt: skip
-
-
-def check_unsupported_fields(body: ChatBody, limits: ServerLimits) -> None:
-    """Raise for unsupported fields other than sampling parameters."""
-    sampling_params.check_unsupported_account_fields(body)
-    check_message_count(body.messages, limits)
-    if body.chat_template is not None:
-        raise Unsupported(
-            "custom chat templates are not allowed: a template is code",
-            "remove chat_template",
-            param="chat_template",
-        )
-    if body.modalities not in (None, ["text"]):
-        raise Unsupported("only text output is supported", "remove modalities", param="modalities")
-    for name, (message, hint) in _REFUSED.items():
-        if getattr(body, name) is not None:
-            raise Unsupported(message, hint, param=name)
-    if body.verbosity in ("low", "high"):
-        raise Unsupported("verbosity is not supported", "ask for the length in a message", param="verbosity")
-    if body.function_call not in (None, "auto"):
-        raise Unsupported(*_REFUSED["functions"], param="function_call")
-    if body.reasoning_effort is not None:
-        raise Unsupported(
-            "reasoning_effort is not supported: models have no common scale",
-            "set the template's own switch in chat_template_kwargs", param="reasoning_effort",
-        )  # fmt: skip
-    sampling_params.check_stream_options(body)
 
 
 def check_message_count(messages: Sequence[Any], limits: ServerLimits) -> None:

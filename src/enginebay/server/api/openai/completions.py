@@ -6,7 +6,7 @@ from typing import Any
 
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, Unsupported
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.openai import sampling_params
 from enginebay.server.api.openai.encoders.completion_encoder import CompletionEncoder
 from enginebay.server.api.openai.schemas import CompletionBody
@@ -26,13 +26,14 @@ CompletionPrompt = str | tuple[int, ...]
 
 
 async def create_completion(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(CompletionBody, request_context.exchange.body)
+    body = read_body(CompletionBody, context, request_context)
     session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     limits = session.limits
     _check_fields(body)
     prompts = await request_context.run_in_thread_if_large(parse_prompts, body.prompt, "prompts", session, "prompt")
     request_context.stream = bool(body.stream)
     request_context.prompt = body.prompt
+    sampling_params.note_unknown_format_keys(body.response_format, request_context.ignored)
     request_context.cache_key = body.prompt_cache_key or ""
     sampling = await request_context.run_in_thread_if_large(_read_sampling, body, session)
     sequences = len(prompts) * (sampling.best_of or sampling.n)
@@ -52,7 +53,6 @@ async def create_completion(context: ServerContext, request_context: RequestCont
             truncate=body.truncate_prompt_tokens,
             requested_max_tokens=body.max_tokens,
             template_options=build_template_options(None, allow_special_tokens=body.allow_special_tokens),
-            notes=sampling_params.list_stream_notes(body),
         )
         for request in requests
     ]
@@ -84,16 +84,13 @@ def _read_sampling(body: CompletionBody, session: ModelSession) -> Sampling:
         default = min(DEFAULT_MAX_TOKENS, session.limits.max_tokens or DEFAULT_MAX_TOKENS)
     return sampling_params.read_sampling(
         body, session.sampling_defaults, session.limits,
-        max_tokens=body.max_tokens or default, logprobs=body.logprobs,
+        max_tokens=default if body.max_tokens is None else body.max_tokens, logprobs=body.logprobs,
         guided=sampling_params.read_constraint(body, session.limits).guided,
         vocabulary_size=session.client.prompt_encoder.vocabulary_size,
     )  # fmt: skip
 
 
 def _check_fields(body: CompletionBody) -> None:
-    sampling_params.check_unsupported_account_fields(body)
-    if body.suffix:
-        raise Unsupported("suffix is not supported", "remove suffix", param="suffix")
     if body.echo and body.logprobs is not None:
         raise Unsupported("echo and logprobs are mutually exclusive", "remove one of them", param="echo")
     sampling_params.check_stream_options(body)

@@ -16,9 +16,9 @@ import msgspec
 
 from enginebay.contract import Embedding
 from enginebay.contract.engine_messages import Usage
-from enginebay.errors import Cancelled, ContextOverflow, Draining, InvalidRequest, Unsupported, WorkerDied
+from enginebay.errors import Cancelled, Draining, InvalidRequest, Unsupported, WorkerDied
 from enginebay.fleet.routing.prompt_bounds import TextTooLong, make_bound
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.openai.completions import parse_prompts
 from enginebay.server.api.openai.response_objects import EmbeddingListObject, EmbeddingObject, EmbeddingUsageObject
 from enginebay.server.api.openai.schemas import EmbeddingBody
@@ -29,6 +29,7 @@ from enginebay.server.requests.run_generation import (
     add_translation_headers,
     enter_queue,
     enter_tokenizer,
+    make_overflow_error,
     make_timeout_error,
 )
 from enginebay.server.requests.server_context import ServerContext
@@ -40,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def create_embeddings(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(EmbeddingBody, request_context.exchange.body)
+    body = read_body(EmbeddingBody, context, request_context)
     session, _ = await context.acquire_session(request_context, body.model)
     check_embedding_support(session)
     embedding = await embed_inputs(request_context, session, body)
@@ -130,7 +131,7 @@ async def _tokenize_inputs(
         try:
             texts = [await prompt_encoder.apply_bound(text, bound) for text in texts]
         except TextTooLong as error:
-            raise _make_overflow("an input", f"at least {error.min_tokens}", context_length) from None
+            raise make_overflow_error("input", f"at least {error.min_tokens}", context_length) from None
         encoded = iter(await prompt_encoder.encode_all(texts))
     request_context.text_cut = bound.cut
     inputs = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
@@ -142,16 +143,8 @@ async def _tokenize_inputs(
         if not ids:
             raise InvalidRequest("input has an empty entry", param="input")
         if len(ids) > context_length:
-            raise _make_overflow(f"input {index}", str(len(ids)), context_length)
+            raise make_overflow_error("input", str(len(ids)), context_length)
     return inputs
-
-
-def _make_overflow(name: str, tokens: str, context_length: int) -> ContextOverflow:
-    return ContextOverflow(
-        f"{name} ({tokens} tokens) exceeds the model's context length of {context_length} tokens",
-        "shorten it, or set truncate_prompt_tokens",
-        param="input",
-    )
 
 
 def _truncate_tokens(ids: tuple[int, ...], count: int, session: ModelSession) -> tuple[int, ...]:

@@ -11,14 +11,14 @@ import msgspec
 from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong, get_tokenize_limit
 from enginebay.fleet.routing.prompt_encoder import PromptEncoder
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.openai.chat_plan import check_message_count
 from enginebay.server.api.openai.model_objects import build_model_details, list_model_objects
 from enginebay.server.api.openai.response_objects import DetokenizedObject, ModelListObject, TokenizedObject
 from enginebay.server.api.openai.schemas import DetokenizeBody, TokenizeBody
 from enginebay.server.api.openai.tool_use import plan_tools
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.run_generation import enter_tokenizer
+from enginebay.server.requests.run_generation import add_translation_headers, enter_tokenizer
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.sessions.model_session import ModelSession
 
@@ -30,7 +30,7 @@ async def list_models(context: ServerContext, request_context: RequestContext) -
 
 
 async def get_model(context: ServerContext, request_context: RequestContext) -> None:
-    name = unquote(request_context.exchange.path.removeprefix("/v1/models/"), errors="replace")
+    name = unquote(request_context.exchange.path.removeprefix("/v1/models/").removesuffix("/"), errors="replace")
     entry, _ = context.catalog.find(name)
     request_context.catalog_entry, request_context.model = entry, name
     request_context.labels = (entry.name, entry.primary.kind)
@@ -39,7 +39,7 @@ async def get_model(context: ServerContext, request_context: RequestContext) -> 
 
 
 async def tokenize(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(TokenizeBody, request_context.exchange.body)
+    body = read_body(TokenizeBody, context, request_context)
     session, _ = await context.acquire_session(request_context, body.model)
     prompt_encoder = _get_prompt_encoder(session)
     if (body.prompt is None) == (body.messages is None):
@@ -77,11 +77,12 @@ async def tokenize(context: ServerContext, request_context: RequestContext) -> N
             response.token_strs = [token_bytes(token_id).decode("utf-8", "replace") for token_id in ids]
         return _encode(response)
 
+    add_translation_headers(request_context)
     request_context.exchange.respond(200, await request_context.run_in_thread_if_large(encode_response))
 
 
 async def detokenize(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(DetokenizeBody, request_context.exchange.body)
+    body = read_body(DetokenizeBody, context, request_context)
     session, _ = await context.acquire_session(request_context, body.model)
     prompt_encoder = _get_prompt_encoder(session)
     limit = get_tokenize_limit(session.client.facts.context_length)
@@ -91,6 +92,7 @@ async def detokenize(context: ServerContext, request_context: RequestContext) ->
     if vocabulary_size is not None and body.tokens and max(body.tokens) >= vocabulary_size:
         raise InvalidRequest(f"tokens has ids outside 0 to {vocabulary_size - 1}", param="tokens")
     text = await asyncio.to_thread(prompt_encoder.decode, body.tokens)
+    add_translation_headers(request_context)
     request_context.exchange.respond(200, _encode(DetokenizedObject(text)))
 
 

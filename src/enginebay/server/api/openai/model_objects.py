@@ -19,6 +19,7 @@ from enginebay.server.api.openai.response_objects import (
     Task,
 )
 from enginebay.server.sessions.model_catalog import CatalogEntry, ModelCatalog
+from enginebay.text.reasoning import NO_REASONING
 
 _PATH = re.compile(r"(?<![\w:/.])~?/[^\s,;:'\"]+")  # a file path; not the slash in "tokens/s", nor a URL
 
@@ -76,6 +77,7 @@ def _build_worker_details(entry: CatalogEntry) -> dict[str, Any]:
         "settings": settings,
         "sampling_defaults": session.sampling_defaults,
         "tool_format": session.tool_format.name,
+        "reasoning_format": session.reasoning_format.name if session.reasoning_format else NO_REASONING,
         "warnings": redact_paths(facts.warnings),
     }
 

@@ -14,7 +14,7 @@ from enginebay.server.encoding.choice_state import NonNegative, UsageExtensionOb
 Task = Literal["generate", "embed"]
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 # Chat completions and completions
@@ -50,6 +50,8 @@ class AssistantMessageObject(Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: str | None = None
+    reasoning_content: Annotated[str | UnsetType, about("The model's thought, if it wrote one.")] = UNSET
+    reasoning: Annotated[str | UnsetType, about("The same as reasoning_content.")] = UNSET
     tool_calls: list[MessageToolCallObject] | UnsetType = UNSET
 
 
@@ -110,6 +112,8 @@ class DeltaObject(Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     refusal: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDeltaObject] | UnsetType = UNSET
 
 
@@ -197,6 +201,7 @@ class ModelDetailsObject(Struct, kw_only=True):
     ] = UNSET
     sampling_defaults: dict[str, Any] | UnsetType = UNSET
     tool_format: str | UnsetType = UNSET
+    reasoning_format: str | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
 
 
@@ -251,9 +256,37 @@ class FunctionCallItemObject(Struct, tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-ItemObject = MessageItemObject | FunctionCallItemObject
+class ReasoningTextObject(Struct, tag="reasoning_text"):
+    text: str
+
+
+class ReasoningItemObject(Struct, tag="reasoning"):
+    id: str
+    status: ItemStatus
+    content: list[ReasoningTextObject]
+    summary: list[dict[str, Any]] = []
+    encrypted_content: Annotated[
+        str | UnsetType | None, about("The content, encoded, if `include` has reasoning.encrypted_content.")
+    ] = UNSET
+
+
+class CustomToolCallItemObject(Struct, tag="custom_tool_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+ItemObject = MessageItemObject | FunctionCallItemObject | CustomToolCallItemObject | ReasoningItemObject
+
+
+class ConversationReferenceObject(Struct):
+    id: str
 
 
 class ResponseErrorObject(Struct):
@@ -293,15 +326,16 @@ class ResponseObject(Struct, kw_only=True):
     object: Literal["response"] = "response"
     created_at: NonNegative
     status: ResponseStatus
-    background: Annotated[bool, Meta(extra_json_schema={"const": False})] = False
+    background: bool = False
     completed_at: NonNegative | None = None
     error: ResponseErrorObject | None = None
     incomplete_details: IncompleteDetailsObject | None = None
     model: str
     output: list[ItemObject]
-    previous_response_id: None = None
+    previous_response_id: str | None = None
+    conversation: ConversationReferenceObject | None = None
     reasoning: ReasoningObject = ReasoningObject()
-    store: Annotated[bool, Meta(extra_json_schema={"const": False})] = False
+    store: bool = False
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsageObject | None = None
     instructions: str | None
@@ -312,12 +346,14 @@ class ResponseObject(Struct, kw_only=True):
     prompt_cache_key: str | None
     safety_identifier: str | None
     service_tier: Literal["default"]
-    temperature: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_logprobs: NonNegative
-    top_p: float | None
+    top_p: float
     user: str | None
 
 

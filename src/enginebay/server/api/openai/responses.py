@@ -1,77 +1,222 @@
-"""POST /v1/responses, without stored state."""
+"""POST /v1/responses and /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from enginebay.contract import GenerateRequest, Sampling
-from enginebay.errors import RequestError
-from enginebay.server.api.body_decoder import decode_body
+from enginebay.errors import InvalidRequest, RequestError, Unsupported
+from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong, get_tokenize_limit
+from enginebay.server.api.body_decoder import get_unknown_fields, read_body
+from enginebay.server.api.fields.hosted_tools import drop_hosted_tools
+from enginebay.server.api.fields.unknown_fields import note_unknown_keys
 from enginebay.server.api.openai import responses_input
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder, ResponseEventEncoder
 from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
 from enginebay.server.api.openai.encoders.responses_writers import ResponsesJsonWriter, ResponsesSseWriter
-from enginebay.server.api.openai.sampling_params import check_unsupported_account_fields, read_constraint, read_sampling
+from enginebay.server.api.openai.reasoning.reasoning_items import list_ignored_reasoning, read_thinking_fields
+from enginebay.server.api.openai.reasoning.reasoning_switches import translate_switches
+from enginebay.server.api.openai.reasoning.thought_plan import MakeParser, note_dropped_thoughts, plan_thought
+from enginebay.server.api.openai.response_objects import ConversationReferenceObject, ReasoningObject
+from enginebay.server.api.openai.responses_api.background import move_to_background
+from enginebay.server.api.openai.responses_api.state_schemas import InputTokensObject
+from enginebay.server.api.openai.responses_api.tool_names import ToolExpansion, expand_tools
+from enginebay.server.api.openai.responses_api.turn import (
+    ResponseTurn,
+    begin_turn,
+    read_conversation_id,
+    remember_locally,
+    store_turn,
+)
+from enginebay.server.api.openai.sampling_params import read_constraint, read_sampling
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
-from enginebay.server.encoding.response_writer import ResponseWriter
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.run_generation import generate_response, prepare_request
+from enginebay.server.requests.run_generation import enter_tokenizer, generate_response, prepare_request
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.sessions.model_session import ModelSession
 
+_encode = msgspec.json.Encoder().encode
+
 
 async def create_response(context: ServerContext, request_context: RequestContext) -> None:
-    body = decode_body(ResponsesBody, request_context.exchange.body)
-    session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
-    request_context.stream = bool(body.stream)
+    body = read_body(ResponsesBody, context, request_context)
     request_context.prompt = body.input
     request_context.cache_key = body.prompt_cache_key or ""
+    responses_input.note_includes(body, request_context.ignored)
+    body.tools = drop_hosted_tools(body.tools, request_context.ignored)
+    if body.text is not None and body.text.format is not None:
+        note_unknown_keys(body.text.format, responses_input.FORMAT_KEYS, "text.format", request_context.ignored)
     try:
-        chat = await request_context.run_in_thread_if_large(_read_request, body, session, lora)
-    except RequestError as error:
-        raise responses_input.to_responses_error(error) from None
+        await _create_response(context, request_context, body)
+    except RequestError:
+        if request_context.local_histories is not None and body.previous_response_id is not None:
+            request_context.local_histories.pop(body.previous_response_id, None)
+        raise
+
+
+async def _create_response(context: ServerContext, request_context: RequestContext, body: ResponsesBody) -> None:
+    turn = await _begin_turn(context, request_context, body)
+    entry, _ = context.catalog.find(body.model)
+    if body.background and entry.primary.live_session is None:  # it may take minutes to load
+        await _ensure_background(context, request_context, body, turn, Sampling())
+    session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
+    request_context.stream = bool(body.stream)
+    chat = await _plan_response(context, request_context, session, lora, body, turn)
+    if body.background:
+        await _ensure_background(context, request_context, body, turn, chat.sampling)
+    writer = _make_writer(request_context, session, body, chat, turn)
+    background = request_context.background
+    writer.defers_end = turn.stores or request_context.local_histories is not None
+    if background is not None:
+        background.begin()
     try:
-        prepared = await prepare_request(
-            request_context, session, chat.request,
-            truncate=body.truncate_prompt_tokens, requested_max_tokens=body.max_output_tokens, template_options=chat.template_options,
-            notes=chat.tools.notes,
-        )  # fmt: skip
-        await generate_response(
-            request_context, session, _make_writer(request_context, session, body, chat), [prepared]
-        )
+        await generate_response(request_context, session, writer, [chat.request])
     except RequestError as error:
         raise responses_input.to_responses_error(chat.tools.rename_param(error)) from None
+    if writer.response is None:  # it failed after a part of it was sent
+        if background is not None and request_context.error is not None:
+            background.fail(request_context.error)
+        return
+    if not writer.defers_end:
+        return
+    remember_locally(request_context, turn, writer.response)
+    if background is not None:
+        writer.write_end()  # the last events are stored before the status
+        await background.finish(writer.response)
+        return
+    if turn.stores:
+        await store_turn(context, request_context, turn, writer.response)
+    writer.write_end()
+
+
+async def _begin_turn(context: ServerContext, request_context: RequestContext, body: ResponsesBody) -> ResponseTurn:
+    if request_context.background is not None:  # another attempt
+        return request_context.background.turn
+    turn = await begin_turn(
+        context,
+        request_context,
+        body.input,
+        body.previous_response_id,
+        read_conversation_id(body.conversation),
+        body.store,
+    )
+    if body.background and context.state is None:
+        raise Unsupported(
+            "background responses need stored state, and server.state is off",
+            "remove background, or set stream to true to see progress", param="background",
+        )  # fmt: skip
+    if body.background and not turn.stores:
+        raise InvalidRequest("background requires store", "remove store, or set it to true", param="background")
+    return turn
+
+
+async def _ensure_background(
+    context: ServerContext, request_context: RequestContext, body: ResponsesBody, turn: ResponseTurn, sampling: Sampling
+) -> None:
+    if request_context.background is None:
+        queued = _make_encoder(request_context, body, sampling, turn).encode_in_progress()
+        await move_to_background(context, request_context, turn, queued, streams=bool(body.stream))
+
+
+async def count_input_tokens(context: ServerContext, request_context: RequestContext) -> None:
+    """POST /v1/responses/input_tokens"""
+    body = read_body(ResponsesBody, context, request_context)
+    turn = await begin_turn(
+        context, request_context, body.input, body.previous_response_id, read_conversation_id(body.conversation)
+    )
+    session, lora = await context.acquire_session(request_context, body.model)
+    if session.client.spec.renders:
+        raise Unsupported(
+            f"{session.name} is tokenized by a remote server", "send the request to that server", param="model"
+        )
+    try:
+        unknown = get_unknown_fields(context, request_context)
+        chat = await request_context.run_in_thread_if_large(_read_request, body, session, lora, turn, unknown)
+    except RequestError as error:
+        raise responses_input.to_responses_error(error) from None
+    limit = get_tokenize_limit(session.client.facts.context_length)
+    try:
+        async with enter_tokenizer(request_context):
+            ids = await session.client.prompt_encoder.encode_request(
+                chat.request, request_context.has_large_body, PromptBound(limit), **chat.template_options
+            )
+    except TextTooLong as error:
+        raise InvalidRequest(
+            f"input has at least {error.min_tokens} tokens; the maximum is {limit}", param="input"
+        ) from None
+    except RequestError as error:
+        raise responses_input.to_responses_error(error) from None
+    request_context.exchange.respond(200, _encode(InputTokensObject(input_tokens=len(ids))))
 
 
 @dataclass(frozen=True, slots=True)
-class _ChatRequest:
+class ResponsePlan:
     """The body, translated to a chat request."""
 
     request: GenerateRequest
     tools: ToolUse
+    expansion: ToolExpansion
     template_options: dict[str, Any]
+    make_parser: MakeParser
 
     @property
     def sampling(self) -> Sampling:
         return self.request.sampling
 
 
-def _read_request(body: ResponsesBody, session: ModelSession, lora: str | None) -> _ChatRequest:
-    check_unsupported_account_fields(body)
-    responses_input.check_unsupported_response_fields(body)
+async def _plan_response(
+    context: ServerContext,
+    request_context: RequestContext,
+    session: ModelSession,
+    lora: str | None,
+    body: ResponsesBody,
+    turn: ResponseTurn,
+) -> ResponsePlan:
+    unknown = get_unknown_fields(context, request_context)
+    try:
+        chat = await request_context.run_in_thread_if_large(_read_request, body, session, lora, turn, unknown)
+    except RequestError as error:
+        raise responses_input.to_responses_error(error) from None
+    try:
+        request, template_options, max_thought_tokens = _apply_switches(request_context, session, body, chat)
+        prepared = await prepare_request(
+            request_context, session, request,
+            truncate=body.truncate_prompt_tokens, requested_max_tokens=body.max_output_tokens, max_tokens_param="max_output_tokens",
+            template_options=template_options, notes={**chat.tools.notes, **chat.expansion.notes},
+        )  # fmt: skip
+        planned, make_parser = await plan_thought(
+            request_context, session, request, prepared, template_options, chat.tools.make_parser, max_thought_tokens
+        )
+    except RequestError as error:
+        raise responses_input.to_responses_error(chat.tools.rename_param(error)) from None
+    return replace(chat, request=planned, make_parser=make_parser)
+
+
+def _read_request(
+    body: ResponsesBody,
+    session: ModelSession,
+    lora: str | None,
+    turn: ResponseTurn,
+    unknown: responses_input.UnknownFields,
+) -> ResponsePlan:
+    responses_input.check_stream_options(body)
     limits = session.limits
-    messages = responses_input.to_chat_messages(body, limits)
+    messages = responses_input.to_chat_messages(body.instructions, turn.inputs, limits, turn.history, unknown)
     generation = responses_input.to_generation_fields(body)
+    expansion = expand_tools(body.tools)
     tools = plan_tools(
-        responses_input.to_chat_tools(body.tools), responses_input.to_chat_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, session,
+        responses_input.to_chat_tools(expansion.tools, unknown), responses_input.to_chat_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, session,
         replace(read_constraint(generation, limits), param="text.format"),
     )  # fmt: skip
     sampling = read_sampling(
         generation, session.sampling_defaults, limits,
-        max_tokens=body.max_output_tokens, logprobs=responses_input.read_logprobs(body), guided=tools.guided,
+        max_tokens=body.max_output_tokens, max_tokens_param="max_output_tokens", logprobs=responses_input.read_logprobs(body), guided=tools.guided,
         vocabulary_size=session.client.prompt_encoder.vocabulary_size,
     )  # fmt: skip
     request = GenerateRequest(
@@ -84,21 +229,48 @@ def _read_request(body: ResponsesBody, session: ModelSession, lora: str | None) 
     options = build_template_options(
         body.chat_template_kwargs, tools=tools.template_tools, allow_special_tokens=body.allow_special_tokens
     )
-    return _ChatRequest(request, tools, options)
+    return ResponsePlan(request, tools, expansion, options, tools.make_parser)
+
+
+def _make_encoder(
+    request_context: RequestContext, body: ResponsesBody, sampling: Sampling, turn: ResponseTurn
+) -> ResponseEncoder:
+    conversation = ConversationReferenceObject(turn.conversation) if turn.conversation is not None else None
+    state_fields = {
+        "store": turn.stores, "previous_response_id": turn.previous, "conversation": conversation, "background": bool(body.background),
+    }  # fmt: skip
+    return ResponseEncoder(
+        turn.id,
+        int(request_context.started_at),
+        body.model,
+        {**build_echoed_fields(body, sampling), **state_fields},
+        body.wants_energy,
+    )
+
+
+def _apply_switches(
+    request_context: RequestContext, session: ModelSession, body: ResponsesBody, chat: ResponsePlan
+) -> tuple[GenerateRequest, dict[str, Any], int | None]:
+    """Return the request and the template's options with the switches of thinking, and the thought's token limit."""
+    switches = translate_switches(request_context, session, read_thinking_fields(body))
+    request_context.ignored |= list_ignored_reasoning(body)
+    note_dropped_thoughts(request_context, session, chat.request.messages or ())
+    request = replace(chat.request, extras={**chat.request.extras, **switches.extras})
+    return request, chat.template_options | switches.template_options, switches.max_tokens
 
 
 def _make_writer(
-    request_context: RequestContext, session: ModelSession, body: ResponsesBody, chat: _ChatRequest
-) -> ResponseWriter:
-    encoder = ResponseEncoder(
-        f"resp_{request_context.id}",
-        int(request_context.started_at),
-        body.model,
-        build_echoed_fields(body, chat.sampling),
-        body.wants_energy,
+    request_context: RequestContext, session: ModelSession, body: ResponsesBody, chat: ResponsePlan, turn: ResponseTurn
+) -> ResponsesJsonWriter | ResponsesSseWriter:
+    encoder = _make_encoder(request_context, body, chat.sampling, turn)
+    output = ResponseOutput(
+        encoder.id,
+        session.next_call_id,
+        session.client.prompt_encoder.get_token_bytes,
+        chat.expansion.find,
+        encrypts_reasoning="reasoning.encrypted_content" in (body.include or ()),
     )
-    output = ResponseOutput(encoder.id, session.next_call_id, session.client.prompt_encoder.get_token_bytes)
-    parser = OutputParser(chat.tools.make_parser(), session.restore_markers)
+    parser = OutputParser(chat.make_parser(), session.restore_markers)
     if not request_context.stream:
         return ResponsesJsonWriter(request_context.exchange, session, encoder, output, parser)
     with_logprobs = chat.sampling.logprobs is not None
@@ -117,13 +289,28 @@ def build_echoed_fields(body: ResponsesBody, sampling: Sampling) -> dict[str, An
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": ReasoningObject(effort=(body.reasoning or {}).get("effort")),
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "temperature": sampling.value("temperature"),
+        "presence_penalty": _read_number(sampling, "presence_penalty", 0.0),
+        "frequency_penalty": _read_number(sampling, "frequency_penalty", 0.0),
+        "temperature": _read_number(sampling, "temperature", 1.0),
         "text": {"format": text_format, "verbosity": "medium"},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools or ()],
+        "tools": [_echo_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": sampling.value("top_p"),
+        "top_p": _read_number(sampling, "top_p", 1.0),
         "user": body.user,
     }
+
+
+def _read_number(sampling: Sampling, name: str, neutral: float) -> float:
+    """Return the effective value: what is unset has no effect."""
+    value = sampling.value(name)
+    return neutral if value is None else float(value)
+
+
+def _echo_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    if tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": None, **tool}

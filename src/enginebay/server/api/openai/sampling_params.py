@@ -14,10 +14,15 @@ from enginebay.constraints.grammar_limits import check_grammar
 from enginebay.constraints.regex_limits import check_regex
 from enginebay.constraints.schema_limits import check_schema
 from enginebay.contract import Guided, Sampling
+from enginebay.contract.sampling_parameters import RANGES
 from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.api.fields.unknown_fields import note_unknown_keys
 from enginebay.server.api.openai.schema_fields import GenerationFields
+from enginebay.server.requests.run_generation import WHOLE_CONTEXT
 from enginebay.util.limit_errors import make_limit_error
 
+_FORMAT_KEYS = ("type", "json_schema", "schema")
+_JSON_SCHEMA_KEYS = ("name", "description", "schema", "strict")
 # Fields with the same name and meaning in the contract.
 _SHARED_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -46,10 +51,18 @@ def read_sampling(
         value = getattr(body, name)
         if value is not None:
             values[name] = value
-    if max_tokens is not None:
+    if max_tokens == WHOLE_CONTEXT:
+        values["max_tokens"] = limits.max_tokens
+    elif max_tokens is not None:
+        if max_tokens < 1:
+            raise InvalidRequest(
+                f"{max_tokens_param} is {max_tokens}",
+                "use at least 1, or -1 for the whole context",
+                param=max_tokens_param,
+            )
         if limits.max_tokens is not None and max_tokens > limits.max_tokens:
             raise make_limit_error(f"{max_tokens_param} is {max_tokens}", limits, "max_tokens", max_tokens_param)
-        values["max_tokens"] = max_tokens
+        values["max_tokens"] = min(max_tokens, int(RANGES["max_tokens"][1]))
     elif limits.max_tokens is not None:
         values["max_tokens"] = min(values.get("max_tokens") or limits.max_tokens, limits.max_tokens)
     if logprobs is not None:
@@ -188,7 +201,8 @@ def parse_response_format(response_format: Mapping[str, Any]) -> Any:
     if kind == "text":
         return None
     if kind == "json_object":
-        return {"type": "object"}
+        schema = response_format.get("schema")  # as in llama.cpp
+        return schema if isinstance(schema, Mapping) else {"type": "object"}
     if kind != "json_schema":
         raise InvalidRequest(
             f"response_format.type is {str(kind)[:40]!r}",
@@ -208,37 +222,18 @@ def parse_response_format(response_format: Mapping[str, Any]) -> Any:
     return json_schema["schema"]
 
 
+def note_unknown_format_keys(response_format: Mapping[str, Any] | None, ignored: dict[str, str]) -> None:
+    """Note keys of a `response_format` that are not read. Raise `InvalidRequest` for a misspelling."""
+    if response_format is None:
+        return
+    note_unknown_keys(response_format, _FORMAT_KEYS, "response_format", ignored)
+    json_schema = response_format.get("json_schema")
+    if isinstance(json_schema, Mapping):
+        note_unknown_keys(json_schema, _JSON_SCHEMA_KEYS, "response_format.json_schema", ignored)
+
+
 def check_stream_options(body: GenerationFields) -> None:
     if body.stream_options is None:
         return
     if not body.stream:
         raise InvalidRequest("stream_options requires stream", "set stream to true", param="stream_options")
-    if body.stream_options.include_obfuscation:
-        raise Unsupported(
-            "obfuscation is not supported", "remove include_obfuscation", param="stream_options.include_obfuscation"
-        )
-
-
-def list_stream_notes(body: GenerationFields) -> dict[str, str]:
-    """Return the stream options that are translated."""
-    if body.stream_options is None or not body.stream_options.continuous_usage_stats:
-        return {}
-    return {"stream_options.continuous_usage_stats": "not continuous; include_usage adds usage at the end"}
-
-
-def check_unsupported_account_fields(body: Any) -> None:
-    """Raise for fields that need storage, service tiers or cache control."""
-    if body.store:
-        raise Unsupported("storing responses is not supported", "remove store, or set it to false", param="store")
-    if body.service_tier not in (None, "auto", "default"):
-        raise Unsupported(
-            "service tiers are not supported", "remove service_tier, or set it to auto", param="service_tier"
-        )
-    if body.prompt_cache_retention not in (None, "in_memory", "in-memory"):
-        raise Unsupported(
-            "cached prompts are kept in memory only", "remove prompt_cache_retention", param="prompt_cache_retention"
-        )
-    if body.prompt_cache_options is not None:
-        raise Unsupported(
-            "prompt cache options are not supported", "remove prompt_cache_options", param="prompt_cache_options"
-        )

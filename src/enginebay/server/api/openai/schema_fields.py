@@ -28,7 +28,11 @@ PresencePenalty = Annotated[float, _float_range("presence_penalty", "Applies to 
 FrequencyPenalty = Annotated[float, _float_range("frequency_penalty", "Applies to the output; 0 is off")]
 NgramSize = Annotated[int, _int_range("no_repeat_ngram_size", "Never repeat an n-gram of this size; 0 is off")]
 MinTokens = Annotated[int, _int_range("min_tokens", "Generate at least this many tokens")]
-MaxTokens = Annotated[int, _int_range("max_tokens", "Generate at most this many tokens")]
+MaxReasoningTokens = Annotated[
+    int, Meta(ge=0, le=2**31 - 1, description="End the thought after this many tokens; 0 is no thought")
+]
+# -1: up to the end of the context. Longer than the context is cut to it.
+MaxTokens = Annotated[int, Meta(ge=-1, le=2**63 - 1, description="Generate at most this many tokens")]
 Seed = Annotated[int, _int_range("seed", "The same seed gives the same output, as far as the engine allows")]
 Count = Annotated[int, _int_range("n", "Choices to return")]
 BestOf = Annotated[int, _int_range("best_of", "Choices to generate; the best n are returned")]
@@ -93,13 +97,20 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     include_energy: bool | None = None  # an extension
     # Requests that share it go to the same replica of the model.
     prompt_cache_key: str | None = None
-    # Accepted; they do not affect generation.
+    # Other names of fields, from other servers.
+    repeat_penalty: RepetitionPenalty | None = None
+    # Ignored or refused: see `fields.field_table`.
     user: str | None = None
-    store: bool | None = None
-    service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    store: Any = None
+    service_tier: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    cache_prompt: Any = None
+    keep_alive: Any = None
+    priority: Any = None
+    return_token_ids: Any = None
+    skip_special_tokens: bool | None = None
 
 
 class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -113,7 +124,12 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     guided_grammar: NonEmptyText | None = None
     guided_choice: list[NonEmptyText] | None = None
     stream_options: StreamOptions | None = None
-    metadata: dict[str, Any] | None = None  # accepted; does not affect generation
+    # Other names of fields, from other servers.
+    n_predict: MaxTokens | None = None
+    grammar: NonEmptyText | None = None
+    regex: NonEmptyText | None = None
+    json_schema: dict[str, Any] | str | None = None
+    metadata: Any = None
 
     @property
     def wants_energy(self) -> bool:

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from enginebay.server.api.openai.schema_fields import (
     AllowSpecialTokens,
     GenerationFields,
+    MaxReasoningTokens,
     MaxTokens,
     NonEmptyText,
     SamplingFields,
@@ -30,22 +31,25 @@ class ChatBody(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    modalities: list[str] | None = None
+    modalities: Any = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
-    chat_template: str | None = None
+    thinking: bool | JsonObject | None = None
+    max_reasoning_tokens: MaxReasoningTokens | None = None
+    chat_template: Any = None
     chat_template_kwargs: JsonObject | None = None
     documents: list[JsonObject] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # Not supported: refused unless the value asks for nothing.
-    verbosity: Literal["low", "medium", "high"] | None = None
-    prediction: JsonObject | None = None
-    audio: JsonObject | None = None
-    web_search_options: JsonObject | None = None
-    moderation: JsonObject | None = None
-    functions: list[JsonObject] | None = None
-    function_call: str | JsonObject | None = None
+    max_output_tokens: MaxTokens | None = None  # /v1/responses: max_tokens
+    # Ignored or refused: see `fields.field_table`.
+    verbosity: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    audio: Any = None
+    moderation: Any = None
+    functions: Any = None
+    function_call: Any = None
 
 
 class CompletionBody(GenerationFields, forbid_unknown_fields=True, kw_only=True):
@@ -55,7 +59,7 @@ class CompletionBody(GenerationFields, forbid_unknown_fields=True, kw_only=True)
     max_tokens: MaxTokens | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
-    suffix: str | None = None
+    suffix: Any = None
 
 
 class EmbeddingBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -93,7 +97,7 @@ class ResponsesText(Struct, forbid_unknown_fields=True, kw_only=True):
     """The text format of a response."""
 
     format: JsonObject | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Any = None
 
 
 class ResponsesStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -101,28 +105,18 @@ class ResponsesStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-# What OpenAI can add to a response. Only log probabilities exist here.
-Includable = Literal[
-    "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
-    "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
-    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
-]  # fmt: skip
-
-
 class ResponsesBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """POST /v1/responses, without stored state"""
+    """POST /v1/responses"""
 
-    input: NonEmptyText | Annotated[list[JsonObject], Meta(min_length=1)]
+    input: NonEmptyText | Annotated[list[JsonObject], Meta(min_length=1)] | None = None
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
     top_logprobs: TopLogprobs | None = None
-    include: list[Includable] | None = None
+    include: list[str] | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: (
-        Annotated[int, Meta(ge=1, description="Accepted; has no effect: there are no built-in tools")] | None
-    ) = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     text: ResponsesText | None = None
     stream_options: ResponsesStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -131,10 +125,24 @@ class ResponsesBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     conversation: str | JsonObject | None = None
     prompt: JsonObject | None = None
     reasoning: JsonObject | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | JsonObject | None = None
+    max_reasoning_tokens: MaxReasoningTokens | None = None
     metadata: dict[str, str] | None = None
     moderation: JsonObject | None = None
     context_management: list[JsonObject] | None = None
     chat_template_kwargs: JsonObject | None = None
+    # Names of the other endpoints.
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    # Ignored or refused: see `fields.field_table`.
+    client_metadata: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_grammar: Any = None
+    guided_choice: Any = None
 
     @property
     def wants_energy(self) -> bool:

@@ -70,10 +70,11 @@ def plan_tools(
     if not tools:
         return without_tools
     check_schema_set([tool["function"].get("parameters") for tool in tools], limits, "tools")
+    compiled = plan.mode not in ("auto", "none") or constraint.guided is not None
     for number, tool in enumerate(tools):
         parameters = tool["function"].get("parameters")
         if parameters is not None:
-            check_schema(parameters, limits, f"tools[{number}].function.parameters")
+            check_schema(parameters, limits, f"tools[{number}].function.parameters", compiled)
     if session.client.spec.renders:
         fields = {"tools": list(tools), "tool_choice": choice, "parallel_tool_calls": parallel}
         extras = {name: value for name, value in fields.items() if value is not None}

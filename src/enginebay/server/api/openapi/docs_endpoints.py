@@ -33,7 +33,9 @@ async def get_openapi(context: ServerContext, request_context: RequestContext) -
     generators = tuple(name for name, entry in entries.items() if entry.route.task == "generate")
     if request_context.is_anonymous:  # names of models are not for everybody
         generators = embedders = ()
-    document = _render_document(context.routes, context.config.limits, generators or embedders, embedders)
+    document = _render_document(
+        context.routes, context.config.limits, generators or embedders, embedders, context.config.unknown_fields
+    )
     request_context.exchange.respond(200, document)
 
 
@@ -44,9 +46,13 @@ def _can_embed(entry: CatalogEntry) -> bool:
 
 @lru_cache(maxsize=8)
 def _render_document(
-    routes: tuple[Route, ...], limits: ServerLimits, models: tuple[str, ...], embedders: tuple[str, ...]
+    routes: tuple[Route, ...],
+    limits: ServerLimits,
+    models: tuple[str, ...],
+    embedders: tuple[str, ...],
+    unknown_fields: str,
 ) -> bytes:
-    return msgspec.json.encode(build_document(routes, limits, models, embedders))
+    return msgspec.json.encode(build_document(routes, limits, models, embedders, unknown_fields))
 
 
 async def get_docs_page(context: ServerContext, request_context: RequestContext) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from enginebay import __version__
 from enginebay.config.sections.server_section import ServerLimits
+from enginebay.server.api.anthropic.anthropic_errors import OVERLOADED_STATUS
 from enginebay.server.api.openapi.ollama_operations import OLLAMA_TAG
-from enginebay.server.api.openapi.operations import EVENT_STREAM, JSON, NDJSON_MEDIA, OPERATIONS, Operation
+from enginebay.server.api.openapi.operation import EVENT_STREAM, JSON, NDJSON_MEDIA, Operation
+from enginebay.server.api.openapi.operations import OPERATIONS
 from enginebay.server.api.openapi.request_schemas import BODIES, EMBEDDING_BODIES, build_request_schemas
 from enginebay.server.api.openapi.response_schemas import build_response_schemas
 from enginebay.server.api.openapi.schema_builders import OBJECT, STRING, Schema, any_of, const, obj, ref
@@ -15,11 +18,13 @@ from enginebay.server.requests.server_context import Route
 
 _INTRODUCTION = (
     "Any LLM on any engine behind one OpenAI-compatible API. Fields that OpenAI does not have work on every engine that "
-    "supports them; send them in the OpenAI SDK's `extra_body`. No field is ignored silently: it is applied, translated "
-    "(see the header `x-enginebay-translated`), or refused with 400 and its name in `param`."
+    "supports them; send them in the OpenAI SDK's `extra_body`. No field is dropped silently: it is honoured, translated "
+    "(named in the header `x-enginebay-translated`), ignored because it cannot change the response (named in "
+    "`x-enginebay-ignored`), or refused with 400 and its name in `param`."
 )
 _TAGS = {
     "Generation": "Generate text and embeddings",
+    "Responses and conversations": "What the server stores for an API key: see server.state in the configuration",
     "Models and tokens": "List models, tokenize and detokenize",
     OLLAMA_TAG: "The API of Ollama, for its clients",
     "Server": "Health, metrics and documentation",
@@ -35,6 +40,9 @@ RESPONSE_HEADERS: dict[str, Schema] = {
     },
     "x-enginebay-translated": {
         "description": "Translated parameters, each with what the engine does instead. Absent if there are none."
+    },
+    "x-enginebay-ignored": {
+        "description": "Fields that were ignored, each with the reason; `unknown` if the server does not know it. Absent if there are none."
     },
     "x-enginebay-truncated": {"description": "How many prompt tokens truncate_prompt_tokens dropped. Absent if none."},
     "retry-after": {"description": "Seconds to wait before retrying."},
@@ -52,7 +60,7 @@ STATUS_MEANINGS = {
     400: "The request is invalid, or the model's engine does not support a parameter. `param` names the field.",
     401: "The API key is missing or unknown.",
     403: "The key lacks the scope, or the page's origin is not allowed.",
-    404: "The model does not exist.",
+    404: "The model, or what is stored under this id, does not exist.",
     408: "The request did not arrive in time.",
     413: "The body is too large.",
     415: "The content encoding of the body is not supported.",
@@ -64,12 +72,22 @@ STATUS_MEANINGS = {
     503: "Temporarily unavailable: the queue is full, the engine is not available, or the server is stopping.",
     504: "The response took longer than the server allows.",
 }
+# By the name of an error's schema: what its responses mean.
+_ERROR_MEANINGS = {
+    "Error": STATUS_MEANINGS,
+    "OllamaError": STATUS_MEANINGS,
+    "AnthropicError": {**STATUS_MEANINGS, OVERLOADED_STATUS: "The queue is full, or the model is not loaded in time."},
+}
 _BODIES_WITH_MODEL = {body.__name__ for body in BODIES if "model" in body.__struct_fields__}
 _PRE_ROUTING_STATUSES = (408, 413, 415, 431)  # refused by the HTTP layer
 
 
 def build_document(
-    routes: tuple[Route, ...], limits: ServerLimits, models: tuple[str, ...] = (), embedders: tuple[str, ...] = ()
+    routes: tuple[Route, ...],
+    limits: ServerLimits,
+    models: tuple[str, ...] = (),
+    embedders: tuple[str, ...] = (),
+    unknown_fields: str = "ignore",
 ) -> dict[str, Any]:
     """Return the whole document for a server with these routes, limits and models."""
     paths: dict[str, dict[str, Any]] = {}
@@ -88,10 +106,14 @@ def build_document(
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": {**build_request_schemas(limits, models, embedders), **build_response_schemas(), "OpenApi": OBJECT},
+            "schemas": {
+                **build_request_schemas(limits, models, embedders, unknown_fields), **build_response_schemas(), "OpenApi": OBJECT,
+            },
             "headers": {name: {**header, "schema": STRING} for name, header in RESPONSE_HEADERS.items()},
             "responses": {
-                f"{form}{status}": _build_error(status, form) for form in ("Error", "OllamaError") for status in STATUS_MEANINGS
+                f"{name}{status}": _build_error(name, status, meaning)
+                for name, meanings in _ERROR_MEANINGS.items()
+                for status, meaning in meanings.items()
             },
             "securitySchemes": {
                 "key": {
@@ -111,16 +133,12 @@ def _build_operation(route: Route, operation: Operation, models: tuple[str, ...]
         **({"description": operation.description} if operation.description else {}),
         "security": [{"key": []}, {}] if route.scope is not None else [],
     }
-    if "{id}" in route.path:
-        schema = {"enum": list(models), "type": "string"} if models else STRING
-        document["parameters"] = [
-            {"name": "id", "in": "path", "required": True, "description": "The model's name.", "schema": schema}
-        ]
-    if operation.query:
-        document["parameters"] = [
-            {"name": name, "in": "query", "required": required, **details}
-            for name, required, details in operation.query
-        ]
+    parameters = [_build_path_parameter(name, models) for name in re.findall(r"\{(\w+)\}", route.path)]
+    parameters += [
+        {"name": name, "in": "query", "required": required, **details} for name, required, details in operation.query
+    ]
+    if parameters:
+        document["parameters"] = parameters
     if operation.body:
         content: dict[str, Any] = {"schema": ref(operation.body)}
         if operation.examples:
@@ -129,14 +147,22 @@ def _build_operation(route: Route, operation: Operation, models: tuple[str, ...]
         document["requestBody"] = {"required": True, "content": {JSON: content}}
     document["responses"] = {"200": _build_success(route, operation)}
     for status in _list_error_statuses(route, operation):
-        form = "Error" if status in _PRE_ROUTING_STATUSES else operation.error
-        document["responses"][str(status)] = {"$ref": f"#/components/responses/{form}{status}"}
+        document["responses"][str(status)] = {"$ref": f"#/components/responses/{operation.error}{status}"}
     for status, (meaning, schema_name) in operation.extra_responses.items():
         document["responses"][str(status)] = {
             "description": meaning, "headers": _refer_headers("x-request-id"),
             "content": {JSON: {"schema": ref(schema_name)}},
         }  # fmt: skip
     return document
+
+
+def _build_path_parameter(name: str, models: tuple[str, ...]) -> dict[str, Any]:
+    if name == "id":
+        schema = {"enum": list(models), "type": "string"} if models else STRING
+        return {"name": name, "in": "path", "required": True, "description": "The model's name.", "schema": schema}
+    kind = name.removesuffix("_id")
+    schema = {"type": "string", "minLength": 1, "pattern": "^[^/]+$"}
+    return {"name": name, "in": "path", "required": True, "description": f"The {kind}'s id.", "schema": schema}
 
 
 def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
@@ -146,6 +172,8 @@ def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
         statuses |= {401}
     if operation.names_model:
         statuses |= {404}
+    if operation.names_state:
+        statuses |= {404, 503}
     if operation.body:
         statuses |= {415, 429, 503}
     if route.scope == "admin":
@@ -154,6 +182,8 @@ def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
         statuses |= {422}
     if operation.generates:
         statuses |= {502, 504}
+    if operation.error == "AnthropicError":
+        statuses |= {OVERLOADED_STATUS}
     return sorted(statuses - set(operation.extra_responses))
 
 
@@ -168,6 +198,8 @@ def _build_success(route: Route, operation: Operation) -> dict[str, Any]:
         names += ["x-enginebay-engine", "x-enginebay-replica", "x-enginebay-fallback"]
     if operation.generates:
         names.append("x-enginebay-translated")
+    if operation.body and route.scope != "admin":
+        names.append("x-enginebay-ignored")
     if operation.generates or operation.body in EMBEDDING_BODIES:
         names.append("x-enginebay-truncated")
     if route.rate_limited:
@@ -182,14 +214,17 @@ def _build_event_schema(name: str) -> Schema:
     return {**obj(fields, ("event",)), "description": "A server-sent event with JSON data."}
 
 
-def _build_error(status: int, form: str) -> dict[str, Any]:
+def _build_error(name: str, status: int, meaning: str) -> dict[str, Any]:
     own = [] if status in _PRE_ROUTING_STATUSES else ["x-request-id"]
-    extra = {401: ["www-authenticate"], 429: ["retry-after", *_RATE_LIMIT_HEADERS], 503: ["retry-after"]}.get(
-        status, []
-    )
+    extra = {
+        401: ["www-authenticate"],
+        429: ["retry-after", *_RATE_LIMIT_HEADERS],
+        503: ["retry-after"],
+        OVERLOADED_STATUS: ["retry-after"],
+    }.get(status, [])
     return {
-        "description": STATUS_MEANINGS[status], "headers": _refer_headers(*own, *extra),
-        "content": {JSON: {"schema": ref(form)}},
+        "description": meaning, "headers": _refer_headers(*own, *extra),
+        "content": {JSON: {"schema": ref(name)}},
     }  # fmt: skip
 
 

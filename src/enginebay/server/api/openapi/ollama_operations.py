@@ -102,6 +102,9 @@ OLLAMA_COMPONENTS: dict[str, Schema] = {
     ),
 }
 
+_BODIES_WITH_OPTIONS = ("OllamaChatBody", "OllamaGenerateBody", "OllamaEmbedBody", "OllamaEmbeddingsBody")
+_KEEP_ALIVE = any_of({"type": "number"}, {"type": "string", "pattern": r"^[+-]?\d{1,9}(\.\d{1,9})?(ms|s|m|h)?$"})
+
 OLLAMA_FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("OllamaChatBody", "messages"): array(ref("OllamaInputMessage")),
     ("OllamaChatBody", "tools"): array(ref("OllamaTool")),
@@ -109,15 +112,10 @@ OLLAMA_FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("OllamaGenerateBody", "template"): const(""),
     ("OllamaGenerateBody", "context"): array({"type": "integer"}, maxItems=0),
     ("OllamaEmbeddingsBody", "prompt"): STRING,
-    ("*", "keep_alive"): any_of(
-        {"type": "number"}, {"type": "string", "pattern": r"^[+-]?\d{1,9}(\.\d{1,9})?(ms|s|m|h)?$"}
-    ),
+    **{(body, "keep_alive"): _KEEP_ALIVE for body in _BODIES_WITH_OPTIONS},
     ("OllamaChatBody", "format"): any_of(enum("", "json"), ref("JsonSchema")),
     ("OllamaGenerateBody", "format"): any_of(enum("", "json"), ref("JsonSchema")),
-    **{
-        (body, "options"): ref("OllamaOptions")
-        for body in ("OllamaChatBody", "OllamaGenerateBody", "OllamaEmbedBody", "OllamaEmbeddingsBody")
-    },
+    **{(body, "options"): ref("OllamaOptions") for body in _BODIES_WITH_OPTIONS},
     ("OllamaGenerateBody", "images"): nullable(array(STRING)),
 }
 
@@ -137,6 +135,7 @@ OLLAMA_FIELD_DESCRIPTIONS: dict[str, str] = {
     "raw": "Send the prompt to the model unchanged, without a chat template.",
     "images": "Base64, for models that take images.",
     "template": "Not supported: a template is code. Render the prompt yourself and set raw.",
+    "suffix": "Not supported.",
     "context": "Not supported: use /api/chat.",
     "shift": _UNFIT,
     **dict.fromkeys(("OllamaChatBody.truncate", "OllamaGenerateBody.truncate"), _UNFIT),

@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
 from enginebay.server.api.openapi.ollama_operations import OLLAMA_OPERATIONS
+from enginebay.server.api.openapi.operation import Operation
+from enginebay.server.api.openapi.state_operations import STATE_OPERATIONS
 from enginebay.server.telemetry.prometheus_text import CONTENT_TYPE
 
-JSON = "application/json"
-EVENT_STREAM = "text/event-stream"
-NDJSON_MEDIA = "application/x-ndjson"
 HTML = "text/html; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    operation_id: str
-    tag: str
-    summary: str
-    description: str = ""
-    body: str = ""  # the struct's name
-    response: str = ""  # the schema's name; empty for text
-    media: str = JSON
-    event: str = ""  # the schema's name, if the response can be streamed
-    lines: str = ""  # the schema's name, if it can be streamed as lines of JSON
-    error: str = "Error"  # the schema of its errors
-    query: tuple[tuple[str, bool, Mapping[str, Any]], ...] = ()  # name, required, description and schema
-    names_model: bool = False  # so it can return 404
-    generates: bool = False
-    extra_responses: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # status: description and schema
-    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by title; without the model
-    hidden: bool = False  # an alias of another operation
 
 
 _GENERATION = "Generation"
@@ -52,8 +27,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
         operation_id="createChatCompletion", tag=_GENERATION, summary="Answer a conversation",
         description="OpenAI's chat completions, with more sampling parameters and output constraints. "
-        "Parameters that the model's engine does not support are refused with 400; translated ones are listed in the header "
-        "x-enginebay-translated.",
+        "Parameters that the model's engine does not support are refused with 400; translated and ignored ones are listed in the headers "
+        "x-enginebay-translated and x-enginebay-ignored.",
         body="ChatBody", response="ChatCompletion", event="ChatCompletionChunk", names_model=True, generates=True,
         examples={
             "chat": _CHAT,
@@ -79,13 +54,38 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/responses"): Operation(
         operation_id="createResponse", tag=_GENERATION, summary="Answer a conversation with the Responses API",
-        description="Stateless: send the whole conversation as input each time.",
+        description="The response is stored for this API key, unless `store` is false: continue it with previous_response_id, "
+        "or collect turns in a conversation.",
         body="ResponsesBody", response="Response", event="ResponseEvent", names_model=True, generates=True,
         examples={
             "text": {"input": "Say hello in five words.", "max_output_tokens": 32},
             "streamed": {"input": "Say hello in five words.", "max_output_tokens": 32, "stream": True},
+            "in the background": {"input": "Say hello in five words.", "max_output_tokens": 32, "background": True},
         },
     ),
+    ("POST", "/v1/messages"): Operation(
+        operation_id="createMessage", tag=_GENERATION, summary="Answer a conversation with Anthropic's Messages API",
+        description="For Anthropic's SDKs and Claude Code. The key may come in x-api-key. Fields that cannot change the "
+        "response are listed in the header x-enginebay-ignored. With the header anthropic-version, GET /v1/models answers in "
+        "Anthropic's form.",
+        body="MessagesBody", response="Message", event="MessageEvent", names_model=True, generates=True,
+        error="AnthropicError",
+        examples={
+            "text": _CHAT,
+            "streamed": {**_CHAT, "stream": True},
+            "tools": {
+                "messages": [{"role": "user", "content": "What time is it in Paris?"}], "max_tokens": 128,
+                "tools": [{"name": "get_time", "description": "The time in a city", "input_schema": _CITY}],
+                "tool_choice": {"type": "auto"},
+            },
+        },
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        operation_id="countMessageTokens", tag=_MODELS, summary="Count the tokens of a request to /v1/messages",
+        body="CountTokensBody", response="TokenCount", names_model=True, error="AnthropicError",
+        examples={"text": {"messages": [{"role": "user", "content": "Say hello in five words."}]}},
+    ),
+    **STATE_OPERATIONS,
     ("POST", "/v1/embeddings"): Operation(
         operation_id="createEmbedding", tag=_GENERATION, summary="Embed texts",
         description="For embedding models; others return 400.",

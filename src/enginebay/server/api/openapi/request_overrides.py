@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from enginebay.server.api.openapi.messages_overrides import (
+    MESSAGES_COMPONENTS,
+    MESSAGES_FIELD_DESCRIPTIONS,
+    MESSAGES_FIELD_SCHEMAS,
+)
 from enginebay.server.api.openapi.ollama_operations import (
     OLLAMA_COMPONENTS,
     OLLAMA_FIELD_DESCRIPTIONS,
@@ -65,6 +70,8 @@ _SCHEMA_KEYWORDS = {
     "$defs": {"type": "object", "additionalProperties": _INNER},
 }
 
+_THOUGHT: dict[str, Schema] = {"reasoning_content": nullable(STRING), "reasoning": nullable(STRING)}
+
 INPUT_COMPONENTS: dict[str, Schema] = {
     "JsonSchema": describe(
         obj(_SCHEMA_KEYWORDS, tuple(_SCHEMA_KEYWORDS)), "A JSON schema. Its size and depth are limited."
@@ -74,14 +81,15 @@ INPUT_COMPONENTS: dict[str, Schema] = {
     ),
     "ChatMessage": any_of(
         obj({"role": enum("system", "developer", "user"), "content": _CONTENT}),
-        obj({"role": const("assistant"), "content": _CONTENT}),
+        obj({"role": const("assistant"), "content": _CONTENT, **_THOUGHT}, tuple(_THOUGHT)),
         obj(
             {
                 "role": const("assistant"),
                 "content": nullable(_CONTENT),
                 "tool_calls": array(ref("ToolCall"), minItems=1),
+                **_THOUGHT,
             },
-            ("content",),
+            ("content", *_THOUGHT),
         ),
         obj({"role": const("tool"), "content": _CONTENT, "tool_call_id": STRING}, ("tool_call_id",)),
         description="One message. Its content is a string or a list of text parts.",
@@ -103,8 +111,36 @@ INPUT_COMPONENTS: dict[str, Schema] = {
         *_PLAIN_FORMATS,
         obj({"type": const("json_schema"), "json_schema": obj(_SCHEMA_FIELDS, ("name", "strict", "description"))}),
     ),
-    "ResponsesTool": obj({"type": const("function"), **_FUNCTION_FIELDS}, _OPTIONAL),
-    "ResponsesNamedTool": obj({"type": const("function"), "name": _NAME}),
+    "ResponsesFunctionTool": obj({"type": const("function"), **_FUNCTION_FIELDS}, _OPTIONAL),
+    "ResponsesCustomTool": obj(
+        {
+            "type": const("custom"),
+            "name": _NAME,
+            "description": nullable(STRING),
+            "format": any_of(
+                obj({"type": const("text")}),
+                obj({"type": const("grammar"), "syntax": enum("lark", "regex"), "definition": STRING}),
+            ),
+        },
+        ("description", "format"),
+    ),
+    "ResponsesTool": any_of(
+        ref("ResponsesFunctionTool"),
+        ref("ResponsesCustomTool"),
+        obj(
+            {
+                "type": const("namespace"),
+                "name": _TEXT,
+                "description": STRING,
+                "tools": array(any_of(ref("ResponsesFunctionTool"), ref("ResponsesCustomTool"))),
+            },
+            ("description",),
+        ),
+        description="A function, a tool that takes text, or several of them in a namespace.",
+    ),
+    "ResponsesNamedTool": obj(
+        {"type": enum("function", "custom"), "name": _NAME, "namespace": nullable(STRING)}, ("namespace",)
+    ),
     "ResponsesToolChoice": any_of(
         _CHOICES,
         ref("ResponsesNamedTool"),
@@ -132,8 +168,22 @@ INPUT_COMPONENTS: dict[str, Schema] = {
         ),
         obj({"type": const("function_call"), "call_id": STRING, **_CALL_FUNCTION["properties"]}),
         obj({"type": const("function_call_output"), "call_id": STRING, "output": STRING}),
-        description="A message, a function call, or its output.",
+        obj(
+            {
+                "type": const("reasoning"),
+                "content": array(obj({"type": const("reasoning_text"), "text": STRING})),
+                "summary": array(obj({"type": const("summary_text"), "text": STRING})),
+                "encrypted_content": nullable(STRING),
+            },
+            ("content", "encrypted_content"),
+        ),
+        obj({"type": const("custom_tool_call"), "call_id": STRING, "name": _NAME, "input": STRING}),
+        obj({"type": const("custom_tool_call_output"), "call_id": STRING, "output": STRING}),
+        obj({"type": const("compaction"), "encrypted_content": STRING}),
+        obj({"type": const("item_reference"), "id": STRING}),
+        description="A message, a tool call or its output, reasoning, a compaction, or a reference to a stored item.",
     ),
+    **MESSAGES_COMPONENTS,
 }
 
 # Rules over several fields.
@@ -143,6 +193,15 @@ BODY_RULES: dict[str, Schema] = {
         obj({"messages": array(OBJECT), "prompt": NULL}, ("prompt",)),
     )
 }
+
+_THINKING = obj(
+    {
+        "type": enum("enabled", "disabled", "adaptive", "auto"),
+        "budget_tokens": nullable({"type": "integer", "minimum": 0}),
+    },
+    ("budget_tokens",),
+)
+_REASONING = obj({"effort": nullable(STRING)}, ("effort",))
 
 # Replace msgspec's schemas; "*" matches every body.
 FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
@@ -157,42 +216,23 @@ FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     },
     ("*", "documents"): array(OBJECT),
-    ("*", "modalities"): const(["text"]),
-    ("*", "service_tier"): enum("auto", "default"),
-    ("*", "store"): const(False),
-    ("*", "reasoning_effort"): NULL,
-    ("*", "chat_template"): NULL,
-    ("*", "suffix"): const(""),
+    ("*", "thinking"): any_of(BOOLEAN, _THINKING),
     ("*", "prompt"): _PROMPT,
     ("TokenizeBody", "prompt"): STRING,
     ("EmbeddingBody", "input"): _PROMPT,
     ("StructuredOutputs", "json"): _GUIDED_JSON,
     ("ResponsesText", "format"): ref("ResponsesFormat"),
-    ("ResponsesText", "verbosity"): const("medium"),
-    ("ResponsesStreamOptions", "include_obfuscation"): const(False),
     ("ResponsesBody", "input"): any_of(_TEXT, array(ref("ResponsesInputItem"), minItems=1)),
     ("ResponsesBody", "tools"): array(ref("ResponsesTool")),
     ("ResponsesBody", "tool_choice"): ref("ResponsesToolChoice"),
-    ("ResponsesBody", "truncation"): const("disabled"),
-    ("ResponsesBody", "background"): const(False),
-    ("ResponsesBody", "previous_response_id"): NULL,
-    ("ResponsesBody", "conversation"): NULL,
-    ("ResponsesBody", "prompt"): NULL,
-    ("ResponsesBody", "reasoning"): OBJECT | {"additionalProperties": NULL},
-    ("ResponsesBody", "context_management"): NULL,
-    ("*", "prompt_cache_retention"): enum("in_memory", "in-memory"),
-    ("*", "prompt_cache_options"): NULL,
-    ("*", "moderation"): NULL,
-    ("ChatBody", "verbosity"): const("medium"),
-    ("ChatBody", "prediction"): NULL,
-    ("ChatBody", "audio"): NULL,
-    ("ChatBody", "web_search_options"): NULL,
-    ("ChatBody", "functions"): NULL,
-    ("ChatBody", "function_call"): const("auto"),
+    ("ResponsesBody", "reasoning"): _REASONING,
+    ("ResponsesBody", "conversation"): nullable(any_of(STRING, obj({"id": STRING}))),
+    ("CompactBody", "input"): any_of(_TEXT, array(ref("ResponsesInputItem"), minItems=1)),
+    ("ConversationBody", "items"): array(ref("ResponsesInputItem"), maxItems=20),
+    ("ConversationItemsBody", "items"): array(ref("ResponsesInputItem"), minItems=1, maxItems=20),
+    **MESSAGES_FIELD_SCHEMAS,
 }
 
-_STATELESS = "Not supported: the server stores nothing. Send the whole conversation as input."
-_ACCOUNT_FIELD = "Accepted; has no effect."
 
 FIELD_DESCRIPTIONS: dict[str, str] = {
     "model": "A model or an adapter that GET /v1/models lists.",
@@ -200,19 +240,19 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "AdapterBody.model": "The adapter's base model.",
     "AdapterNameBody.model": "The model that has the adapter.",
     "messages": "The conversation so far.",
-    "max_tokens": "Generate at most this many tokens. Default: up to the end of the model's context.",
-    "CompletionBody.max_tokens": "Generate at most this many tokens. Default: 16, or the configured value.",
+    "max_tokens": "Generate at most this many tokens. Default: up to the end of the model's context, which -1 also means. A longer output is cut to it.",
+    "CompletionBody.max_tokens": "Generate at most this many tokens. Default: 16, or the configured value. -1: up to the end of the model's context.",
     "max_completion_tokens": "The newer name of max_tokens.",
-    "max_output_tokens": "Generate at most this many tokens. Default: up to the end of the model's context.",
+    "max_output_tokens": "Generate at most this many tokens. Default: up to the end of the model's context, which -1 also means.",
     "logprobs": "Return the log probabilities of the output tokens.",
     "CompletionBody.logprobs": "Return the log probabilities of the output tokens, each with this many alternatives.",
     "tools": "Functions that the model may call.",
     "tool_choice": "auto: the model decides. none: no calls. required: at least one call. Or name the function or the allowed functions.",
     "parallel_tool_calls": "Whether the model may make several calls. Enforced only with required calls.",
-    "modalities": "Only text is supported.",
-    "enable_thinking": "Whether the model thinks before it answers.",
-    "reasoning_effort": "Not supported: use the template's own switch in chat_template_kwargs.",
-    "chat_template": "Not supported: a template is code, so only the model's own is used.",
+    "reasoning_effort": "How much to think: none, minimal, low, medium, high, xhigh or max. Set in the chat template, or ignored if it has no switch.",
+    "enable_thinking": "Whether to think. Set in the chat template, or ignored if it has no switch.",
+    "thinking": "Another name of enable_thinking.",
+    "max_reasoning_tokens": "End the thought after this many tokens, and answer. 0: no thought.",
     "chat_template_kwargs": "Variables for the model's chat template, such as enable_thinking.",
     "documents": "Documents for templates that support them.",
     "add_generation_prompt": "Whether the template opens the assistant's turn. Default: true.",
@@ -220,9 +260,7 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "prompt": "A string, token ids, or a list of either.",
     "TokenizeBody.prompt": "The text. Send this or messages.",
     "TokenizeBody.messages": "A conversation, rendered with the model's template. Send this or prompt.",
-    "ResponsesBody.prompt": "Not supported: there are no stored prompts.",
     "echo": "Start the output with the prompt.",
-    "suffix": "Not supported.",
     "do_sample": "false: greedy decoding, regardless of the temperature.",
     "stop": "Stop before any of these strings.",
     "stop_token_ids": "Stop at any of these tokens.",
@@ -246,41 +284,31 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "include_usage": "Send the token usage in a last event.",
     "include_timing": "Send the last event with the request's timing in `usage.enginebay`.",
     "include_energy": "Report the request's share of the joules above idle in `usage.enginebay`.",
-    "user": _ACCOUNT_FIELD,
-    "metadata": _ACCOUNT_FIELD,
     "ResponsesBody.metadata": "Returned with the response.",
-    "safety_identifier": _ACCOUNT_FIELD,
+    "ResponsesBody.user": "Returned with the response.",
+    "ResponsesBody.safety_identifier": "Returned with the response.",
     "prompt_cache_key": "Requests with the same key go to the same replica of the model while load allows; a session header overrides it.",
-    "prompt_cache_retention": "Cached prompts are kept in memory.",
-    "prompt_cache_options": "Not supported.",
-    "moderation": "Not supported.",
-    "context_management": "Not supported: use truncate_prompt_tokens.",
-    "prediction": "Not supported.",
-    "audio": "Not supported: output is text only.",
-    "web_search_options": "Not supported: give the model a search tool.",
-    "functions": "Not supported: use tools.",
-    "function_call": "Not supported: use tool_choice.",
-    "continuous_usage_stats": "Translated: usage is sent only at the end, with include_usage.",
-    "service_tier": "There is only one tier.",
-    "store": "Nothing is stored.",
     "EmbeddingBody.input": "A string, token ids, or a list of either.",
     "encoding_format": "float: a list of numbers. base64: 32-bit floats, little-endian.",
     "dimensions": "Keep this many dimensions and normalize the vector.",
     "add_special_tokens": "Whether to add special tokens such as the beginning of a text. Default: true for a prompt, false for messages.",
     "return_token_strs": "Also return each token as text.",
     "tokens": "Token ids.",
-    "ResponsesBody.input": "A string, or the whole conversation as items.",
+    "ResponsesBody.input": "A string, or items. After previous_response_id or a conversation, only what is new.",
     "instructions": "A system message in front of the input.",
     "include": "message.output_text.logprobs adds log probabilities; other values have no effect.",
     "text": "The format of the output text.",
     "format": "Plain text, any JSON object, or JSON that matches a schema.",
-    "verbosity": "Not supported.",
-    "include_obfuscation": "Not supported: events are not padded.",
-    "truncation": "Only `disabled` is supported; use truncate_prompt_tokens.",
-    "background": "Not supported.",
-    "previous_response_id": _STATELESS,
-    "conversation": _STATELESS,
-    "reasoning": "Not supported: use the template's own switch in chat_template_kwargs.",
+    "background": "Answer at once, and generate in the background: poll the response, or cancel it. Requires store.",
+    "previous_response_id": "Continue this stored response: its items come first. Its instructions do not.",
+    "conversation": "A stored conversation, or its id: its items come first, and this turn is added to it.",
+    "ResponsesBody.store": "Store the response for this API key. Default: true, unless server.state is off.",
+    "CompactBody.input": "What to summarize: a string or items, after those of previous_response_id.",
+    "items": "Items to add, up to 20.",
+    "ConversationBody.metadata": "Up to 16 pairs of text, returned with the conversation.",
+    "ConversationUpdateBody.metadata": "Up to 16 pairs of text, returned with the conversation.",
+    "reasoning": "effort: how much to think. Set in the chat template, or ignored if it has no switch.",
+    **MESSAGES_FIELD_DESCRIPTIONS,
 }
 
 INPUT_COMPONENTS |= OLLAMA_COMPONENTS

@@ -8,8 +8,13 @@ import msgspec
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.server.api.admin import schemas as admin_schemas
+from enginebay.server.api.anthropic.schemas import CountTokensBody, MessagesBody
+from enginebay.server.api.fields.field_rules import FieldRule, Treatment
+from enginebay.server.api.fields.field_table import FIELD_TABLE, STRICT_OBJECTS
+from enginebay.server.api.fields.unknown_fields import list_fields
 from enginebay.server.api.ollama import schemas as ollama_schemas
 from enginebay.server.api.openai import schemas
+from enginebay.server.api.openai.responses_api import state_schemas
 from enginebay.server.api.openapi.request_overrides import (
     BODY_RULES,
     FIELD_DESCRIPTIONS,
@@ -23,6 +28,12 @@ BODIES = (
     schemas.CompletionBody,
     schemas.EmbeddingBody,
     schemas.ResponsesBody,
+    MessagesBody,
+    CountTokensBody,
+    state_schemas.CompactBody,
+    state_schemas.ConversationBody,
+    state_schemas.ConversationUpdateBody,
+    state_schemas.ConversationItemsBody,
     schemas.TokenizeBody,
     schemas.DetokenizeBody,
     admin_schemas.ModelBody,
@@ -43,11 +54,29 @@ _ANY_MODEL = _ADMIN_BODIES | {"OllamaPullBody"}
 EMBEDDING_BODIES = frozenset({"EmbeddingBody", "OllamaEmbedBody", "OllamaEmbeddingsBody"})
 _NESTED = (ollama_schemas.OllamaOptions,)  # decoded apart from their bodies
 
+
+def _collect_rules() -> dict[tuple[str, str], FieldRule]:
+    """Return the rules by schema and field; those of a nested field by the schema of its object."""
+    rules = {}
+    for body in BODIES:
+        rule_set = FIELD_TABLE.get(body.__name__)
+        for rule in rule_set.rules.values() if rule_set is not None else ():
+            outer, _, field = rule.name.rpartition(".")
+            struct = list_fields(body)[outer] if outer else body
+            assert struct is not None
+            rules[struct.__name__, field] = rule
+    return rules
+
+
+_RULES = _collect_rules()
+_BODIES_WITH_RULES = {name for name, _ in _RULES}
+
 # (body, field): the schema keyword that a configured limit sets, and the limit.
 _LIMIT_KEYWORDS = {
     ("*", "n"): ("maximum", "n"),
     ("*", "best_of"): ("maximum", "n"),
     ("*", "stop"): ("maxItems", "stop"),
+    ("*", "stop_sequences"): ("maxItems", "stop"),
     ("*", "stop_token_ids"): ("maxItems", "stop"),
     ("*", "logit_bias"): ("maxProperties", "logit_bias"),
     ("*", "tools"): ("maxItems", "tools"),
@@ -56,13 +85,15 @@ _LIMIT_KEYWORDS = {
     ("*", "max_completion_tokens"): ("maximum", "max_tokens"),
     ("*", "max_output_tokens"): ("maximum", "max_tokens"),
     ("ChatBody", "messages"): ("maxItems", "messages"),
+    ("MessagesBody", "messages"): ("maxItems", "messages"),
+    ("CountTokensBody", "messages"): ("maxItems", "messages"),
     ("ResponsesBody", "input"): ("maxItems", "messages"),
 }
 _KEYWORD_TYPES = {"maximum": "integer", "maxItems": "array", "maxProperties": "object"}
 
 
 def build_request_schemas(
-    limits: ServerLimits, models: tuple[str, ...], embedders: tuple[str, ...]
+    limits: ServerLimits, models: tuple[str, ...], embedders: tuple[str, ...], unknown_fields: str
 ) -> dict[str, Schema]:
     """Return all request body schemas by name. Without models, any model name is allowed."""
     _, components = msgspec.json.schema_components((*BODIES, *_NESTED), ref_template="#/components/schemas/{name}")
@@ -74,13 +105,26 @@ def build_request_schemas(
         if "model" in properties and names and name not in _ANY_MODEL:
             properties["model"] = {"description": FIELD_DESCRIPTIONS["model"], "type": "string", **enum(*names)}
         schema.update(BODY_RULES.get(name, {}))
+        if unknown_fields == "ignore" and name not in _ADMIN_BODIES | STRICT_OBJECTS:
+            schema.pop("additionalProperties", None)
     for struct in _NESTED:
-        del components[struct.__name__]["additionalProperties"]  # unknown ones are ignored by name
+        components[struct.__name__].pop("additionalProperties", None)  # unknown ones are ignored by name
     return {**components, **INPUT_COMPONENTS}
 
 
 def _build_field(body: str, field: str, schema: Schema, limits: ServerLimits) -> Schema:
     description = _describe_field(body, field, schema)
+    rule = _RULES.get((body, field))
+    if rule is not None:
+        description = f"{description} {rule.description}" if rule.depends and description else rule.description
+    schema = _build_field_schema(body, field, schema, limits, rule)
+    treatment = {"x-enginebay-treatment": (rule.treatment if rule else Treatment.HONOURED).value}
+    return {"description": description, **schema, **(treatment if body in _BODIES_WITH_RULES else {})}
+
+
+def _build_field_schema(body: str, field: str, schema: Schema, limits: ServerLimits, rule: FieldRule | None) -> Schema:
+    if rule is not None and rule.treatment is Treatment.REFUSED:
+        return {**enum(*rule.neutral, None), "default": None}
     override = FIELD_SCHEMAS.get((body, field)) or FIELD_SCHEMAS.get(("*", field))
     if override is not None:
         is_nullable = NULL in schema.get("anyOf", ())
@@ -89,7 +133,7 @@ def _build_field(body: str, field: str, schema: Schema, limits: ServerLimits) ->
     value = getattr(limits, limit) if limit else None
     if value is not None:
         schema = _apply_limit(schema, keyword, value)
-    return {"description": description, **schema} if description else schema
+    return schema
 
 
 def _list_alternatives(schema: Schema) -> list[Schema]:

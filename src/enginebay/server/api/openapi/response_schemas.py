@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from enginebay.server.api.admin import schemas as admin
+from enginebay.server.api.anthropic import message_objects as anthropic
 from enginebay.server.api.ollama import schemas as ollama
 from enginebay.server.api.openai import response_objects as openai
+from enginebay.server.api.openai.responses_api import state_schemas as state
 from enginebay.server.api.openapi.schema_builders import Schema
 from enginebay.server.encoding import error_responses
 
@@ -20,6 +22,11 @@ _BODIES: tuple[Any, ...] = (
     openai.EmbeddingListObject, openai.ModelListObject, openai.ModelDescriptionObject, openai.TokenizedObject,
     openai.DetokenizedObject, openai.LiveObject, openai.ReadinessObject, openai.ResponseObject,
     openai.ResponseEventObject,
+    anthropic.AnthropicErrorObject, anthropic.MessageObject, anthropic.MessageEventObject, anthropic.TokenCountObject,
+    anthropic.TextBlockObject, anthropic.ThinkingBlockObject, anthropic.ToolUseBlockObject,
+    anthropic.AnthropicModelListObject,
+    state.InputTokensObject, state.CompactionObject, state.ResponseDeletedObject, state.ItemListObject, state.StoredItemObject,
+    state.ConversationObject, state.ConversationDeletedObject,
     admin.FleetObject, admin.SwitchesObject, admin.MetersObject, admin.LogLinesObject, admin.ReloadedObject,
     admin.UpgradedObject,
     ollama.OllamaErrorObject, ollama.OllamaChatObject, ollama.OllamaGenerateObject, ollama.OllamaEmbedObject,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.config.sections.server_section import ServerLimits
+from enginebay.config.sections.server_section import ServerConfig, ServerLimits
 from enginebay.errors import InvalidRequest
 from enginebay.server.api.openai import completions, embeddings
 from tests.unit.server.requests.test_retry_policy import make_request_context
@@ -17,6 +17,8 @@ from tests.unit.server.requests.test_retry_policy import make_request_context
 
 class Context:
     """Has one model with a vocabulary of 10 tokens."""
+
+    config = ServerConfig()
 
     def __init__(self) -> None:
         client = SimpleNamespace(prompt_encoder=SimpleNamespace(vocabulary_size=10))

@@ -9,8 +9,12 @@ import pytest
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import ContextOverflow, EnginebayError, InvalidRequest, Unsupported
+from enginebay.server.api.openai.encoders.responses_output import encrypt_thought
 from enginebay.server.api.openai.responses_input import (
-    check_unsupported_response_fields,
+    check_item,
+    check_stream_options,
+    list_input_items,
+    note_includes,
     read_logprobs,
     to_chat_messages,
     to_chat_tool_choice,
@@ -28,7 +32,8 @@ def make_body(**fields: Any) -> ResponsesBody:
 
 
 def translate(items: Any, **fields: Any) -> list[dict[str, Any]]:
-    return to_chat_messages(make_body(input=items, **fields), ServerLimits(messages=10))
+    body = make_body(input=items, **fields)
+    return to_chat_messages(body.instructions, list_input_items(body), ServerLimits(messages=10))
 
 
 def call(call_id: str = "c1", **fields: Any) -> dict[str, Any]:
@@ -93,12 +98,50 @@ def test_calls_of_one_turn_are_one_message_and_outputs_get_their_name() -> None:
     ]
 
 
+def thought(text: str = "hm", **fields: Any) -> dict[str, Any]:
+    return {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        **fields,
+    }
+
+
+def test_a_thought_belongs_to_the_turn_that_follows_it() -> None:
+    user = {"role": "user", "content": "?"}
+    answer = {"type": "message", "role": "assistant", "content": "yes"}
+    assert translate([user, thought(), answer])[1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    called = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [chat_call("c1")]}
+    assert translate([user, thought(), call("c1")])[1] == called
+    both = translate([user, thought("one"), thought("two"), answer, call("c1")])
+    assert len(both) == 2 and both[1]["reasoning_content"] == "one\n\ntwo" and both[1]["content"] == "yes"
+    assert translate([user, thought(), user]) == [user, user], "its turn was cut off"
+
+
+def test_a_thought_comes_back_in_each_of_its_forms() -> None:
+    answer = {"type": "message", "role": "assistant", "content": "yes"}
+    summary = [{"type": "summary_text", "text": "short"}]
+    assert translate([thought(content=None, summary=summary), answer])[0]["reasoning_content"] == "short"
+    encrypted = thought(content=None, encrypted_content=encrypt_thought("größer"))
+    assert translate([encrypted, answer])[0]["reasoning_content"] == "größer"
+    for foreign in ("gAAAAAB", "enginebay:%%%", "enginebay:/w=="):
+        assert translate([thought(content=None, encrypted_content=foreign), answer]) == [
+            {"role": "assistant", "content": "yes"}
+        ]
+
+
 @pytest.mark.parametrize(
     ("item", "error", "message"),
     [
-        ({"type": "reasoning", "summary": []}, Unsupported, "'reasoning'"),
-        ({"type": "item_reference", "id": "x"}, Unsupported, "is an item_reference"),
-        ({"role": "user", "content": [{"type": "input_image"}]}, Unsupported, "input[0].content[0]"),
+        ({"type": "reasoning", "summary": []}, InvalidRequest, "no message"),
+        ({"type": "reasoning", "summary": "x"}, InvalidRequest, "input[0].summary is not a list"),
+        ({"type": "reasoning", "content": [{"type": "text", "text": "x"}]}, InvalidRequest, "input[0].content[0]"),
+        ({"type": "web_search_call", "id": "x"}, Unsupported, "'web_search_call'"),
+        ({"type": "item_reference", "id": "x"}, Unsupported, "'item_reference'"),
+        ({"type": "compaction", "encrypted_content": "bay1.!"}, InvalidRequest, "did not make"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, InvalidRequest, "input[0].content[0]"),
+        ({"role": "user", "content": [{"type": "input_file"}]}, Unsupported, "input[0].content[0]"),
         ({"role": "user", "content": [{"type": "input_text"}]}, InvalidRequest, "has no text"),
         ({"role": "user", "content": ["text"]}, InvalidRequest, "not an object"),
         ({"role": "user", "content": None}, InvalidRequest, "content is missing"),
@@ -115,47 +158,107 @@ def test_unsupported_items_are_refused(item: Any, error: type[EnginebayError], m
     assert caught.value.param == "input"
 
 
+def test_reasoning_joins_the_assistant_message_that_follows() -> None:
+    def reasoning(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}], "encrypted_content": "x"}
+    translated = translate(
+        [
+            {"role": "user", "content": "?"},
+            reasoning("first"),
+            {"role": "assistant", "content": "one"},
+            call("c1"),
+            {"type": "function_call_output", "call_id": "c1", "output": "x"},
+            summary,
+            call("c2"),
+            reasoning("about nothing"),
+            {"role": "user", "content": "!"},
+            {"type": "reasoning", "summary": [], "encrypted_content": "only this"},
+        ]
+    )
+    assert translated == [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "one", "reasoning_content": "first", "tool_calls": [chat_call("c1")]},
+        {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "x"},
+        {"role": "assistant", "content": "", "reasoning_content": "short", "tool_calls": [chat_call("c2")]},
+        {"role": "user", "content": "!"},
+    ]
+
+
+def test_calls_of_custom_and_namespace_tools_are_calls_of_functions() -> None:
+    custom = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'a "b"\n'}
+    output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}
+    first, answer, second = translate([custom, output, call("c2", namespace="crm")])
+    assert first["tool_calls"][0]["function"] == {"name": "patch", "arguments": '{"input": "a \\"b\\"\\n"}'}
+    assert (answer["role"], answer["name"], answer["content"]) == ("tool", "patch", "done")
+    assert second["tool_calls"][0]["function"]["name"] == "crm__f"
+    assert to_chat_tool_choice({"type": "custom", "name": "patch"}) == {
+        "type": "function",
+        "function": {"name": "patch"},
+    }
+
+
+def test_images_are_left_to_the_engine() -> None:
+    parts = [{"type": "input_text", "text": "what?"}, {"type": "input_image", "image_url": "data:x", "detail": "low"}]
+    assert translate([{"role": "user", "content": parts}])[0]["content"] == [
+        {"type": "text", "text": "what?"},
+        {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}},
+    ]
+
+
+def test_history_comes_first_and_its_calls_are_known() -> None:
+    history = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "?"}]}, call("c1")]
+    own = [{"type": "function_call_output", "call_id": "c1", "output": "x"}]
+    found = to_chat_messages("be brief", own, ServerLimits(), history)
+    assert [message["role"] for message in found] == ["system", "user", "assistant", "tool"]
+    with pytest.raises(InvalidRequest, match="3 entries"):
+        to_chat_messages(None, own, ServerLimits(messages=2), history)
+
+
+def test_an_item_is_checked_alone() -> None:
+    check_item({"type": "function_call_output", "call_id": "c1", "output": "x"}, "items[0]")
+    with pytest.raises(InvalidRequest, match=r"items\[0\]"):
+        check_item({"role": "user"}, "items[0]")
+
+
 def test_too_many_items() -> None:
     with pytest.raises(InvalidRequest, match="the maximum is 10"):
         translate([{"role": "user", "content": "x"}] * 11)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": {"id": "conv"}}, "conversation"),
-        ({"conversation": "conv"}, "conversation"),
-        ({"background": True}, "background"),
-        ({"prompt": {}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
-        ({"moderation": {"model": "m"}}, "moderation"),
-        ({"context_management": [{"type": "compaction"}]}, "context_management"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"stream_options": {}}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
-    ],
-)
-def test_unsupported_fields_are_refused(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises((Unsupported, InvalidRequest)) as caught:
-        check_unsupported_response_fields(make_body(**fields))
-    assert caught.value.param == param
-    assert caught.value.hint
+def test_stream_options_need_a_stream() -> None:
+    check_stream_options(make_body(stream=True, stream_options={}))
+    with pytest.raises(InvalidRequest) as caught:
+        check_stream_options(make_body(stream_options={}))
+    assert caught.value.param == "stream_options" and caught.value.hint
 
 
-def test_unsupported_fields_may_ask_for_nothing() -> None:
-    check_unsupported_response_fields(
+def test_unknown_keys_of_items_and_tools_are_noted() -> None:
+    unknown: dict[str, str] = {}
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "x", "zzz": 1}], "name": "Ann"}] * 100
+    assert len(to_chat_messages(None, items, ServerLimits(), unknown=unknown)) == 100
+    to_chat_tools([{"type": "function", "name": "f", "defer_loading": True}], unknown)
+    assert unknown.keys() == {"input[].name", "input[].content[].zzz", "tools[].defer_loading"}
+
+
+def test_a_misspelled_key_of_an_item_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="contents") as caught:
+        to_chat_messages(None, [{"role": "user", "contents": "x"}], ServerLimits(), unknown={})
+    assert caught.value.param == "input" and "content" in caught.value.hint
+
+
+def test_what_is_not_included_is_noted() -> None:
+    ignored: dict[str, str] = {}
+    note_includes(make_body(include=["message.output_text.logprobs"]), ignored)
+    assert ignored == {}
+    note_includes(
         make_body(
-            background=False,
-            truncation="disabled",
-            reasoning={"effort": None},
-            text={"verbosity": "medium"},
-            stream=True,
-            stream_options={"include_obfuscation": False},
-            max_tool_calls=3,
-        )
+            include=["message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results", "é\r\n"]
+        ),
+        ignored,
     )
+    assert ignored["include"].startswith("file_search_call.results, ???: ")
 
 
 def test_include_enables_log_probabilities() -> None:
@@ -181,7 +284,7 @@ def test_flat_tools_become_tools_of_a_chat() -> None:
 
 @pytest.mark.parametrize("tool", [{"type": "web_search"}, {}, {"type": "function", "name": "f", "defer_loading": True}])
 def test_other_tools_are_refused(tool: dict[str, Any]) -> None:
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises((Unsupported, InvalidRequest)) as caught:
         to_chat_tools([tool])
     assert caught.value.param == "tools"
 

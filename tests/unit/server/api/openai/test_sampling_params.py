@@ -9,8 +9,7 @@ from enginebay.config.sections.server_section import GUIDED_KINDS, ServerLimits
 from enginebay.contract import Guided, Sampling
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.server.api.body_decoder import decode_body
-from enginebay.server.api.openai.chat_plan import check_unsupported_fields
-from enginebay.server.api.openai.sampling_params import list_stream_notes, read_constraint, read_sampling
+from enginebay.server.api.openai.sampling_params import note_unknown_format_keys, read_constraint, read_sampling
 from enginebay.server.api.openai.schemas import ChatBody
 from tests.hostile import corpus_guided
 
@@ -80,50 +79,23 @@ def test_errors_name_the_field(fields: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
-ASKS_FOR_NOTHING = [
-    {"verbosity": "medium"}, {"function_call": "auto"}, {"prompt_cache_retention": "in_memory"},
-    {"prompt_cache_retention": "in-memory"},
-    *({name: None} for name in ("verbosity", "prediction", "audio", "functions", "web_search_options", "moderation",
-                                "function_call", "prompt_cache_retention", "prompt_cache_options")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("fields", ASKS_FOR_NOTHING, ids=str)
-def test_unsupported_fields_may_ask_for_nothing(fields: dict[str, Any]) -> None:
-    check_unsupported_fields(make_body(**fields), LIMITS)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"verbosity": "low"}, {"prediction": {"type": "content", "content": "x"}}, {"audio": {"voice": "a"}},
-        {"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}, {"function_call": "none"}, {"functions": []}, {"web_search_options": {}},
-        {"moderation": {"model": "m"}}, {"prompt_cache_retention": "24h"}, {"prompt_cache_options": {"mode": "explicit"}},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any]) -> None:
-    with pytest.raises(Unsupported) as caught:
-        check_unsupported_fields(make_body(**fields), LIMITS)
-    assert caught.value.param == next(iter(fields)) and caught.value.hint
-
-
-def test_continuous_usage_stats_is_translated() -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    assert list_stream_notes(make_body(stream=True, stream_options=options)).keys() == {
-        "stream_options.continuous_usage_stats"
-    }
-    assert (
-        list_stream_notes(make_body(stream=True, stream_options={"continuous_usage_stats": False}))
-        == {}
-        == list_stream_notes(make_body())
-    )
-
-
 def test_the_cap_on_tokens() -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_sampling(make_body(), {}, ServerLimits(max_tokens=10), max_tokens=11)
     assert caught.value.param == "max_tokens" and "10" in caught.value.message
+
+
+def test_a_length_of_minus_one_is_the_whole_context() -> None:
+    found = read_sampling(make_body(), {"max_tokens": 5}, LIMITS, max_tokens=-1)
+    assert found.max_tokens is None
+    assert read_sampling(make_body(), {}, ServerLimits(max_tokens=10), max_tokens=-1).max_tokens == 10
+
+
+def test_a_length_beyond_every_context_is_not_an_error() -> None:
+    assert read_sampling(make_body(), {}, LIMITS, max_tokens=2**62).max_tokens == 10_000_000
+    with pytest.raises(InvalidRequest) as caught:
+        read_sampling(make_body(), {}, LIMITS, max_tokens=0, max_tokens_param="max_output_tokens")
+    assert caught.value.param == "max_output_tokens"
 
 
 @pytest.mark.parametrize(
@@ -200,3 +172,19 @@ def test_each_kind_can_be_turned_off(name: str, fields: dict[str, Any]) -> None:
         read(limits=ServerLimits(guided=kinds), **fields)
     assert caught.value.param == param and "server.limits.guided" in caught.value.hint
     assert read(limits=ServerLimits(guided=(kind,)), **fields).guided is not None
+
+
+def test_a_format_of_llama_cpp_has_its_schema_beside_the_type() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    found = read(response_format={"type": "json_object", "schema": schema}).guided
+    assert found is not None and found.json is not None and json.loads(found.json) == schema
+
+
+def test_unknown_keys_of_a_format_are_noted() -> None:
+    ignored: dict[str, str] = {}
+    note_unknown_format_keys(None, ignored)
+    note_unknown_format_keys({"type": "json_schema", "json_schema": {"schema": {}, "zzz": 1}, "yyy": 1}, ignored)
+    assert ignored.keys() == {"response_format.yyy", "response_format.json_schema.zzz"}
+    with pytest.raises(InvalidRequest, match="schem'") as caught:
+        note_unknown_format_keys({"type": "json_object", "schem": {}}, ignored)
+    assert caught.value.param == "response_format" and "schema" in caught.value.hint

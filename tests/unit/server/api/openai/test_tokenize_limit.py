@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.config.sections.server_section import ServerLimits
+from enginebay.config.sections.server_section import ServerConfig, ServerLimits
 from enginebay.errors import InvalidRequest
 from enginebay.fleet.routing.prompt_bounds import get_tokenize_limit
 from enginebay.fleet.routing.prompt_encoder import PromptEncoder
@@ -45,7 +45,7 @@ async def ask(endpoint: Any, session: Any, **fields: Any) -> Any:
 
     request_context = make_request_context()
     request_context.exchange.body = json.dumps({"model": "m", **fields}).encode()
-    await endpoint(SimpleNamespace(acquire_session=acquire_session), request_context)
+    await endpoint(SimpleNamespace(acquire_session=acquire_session, config=ServerConfig()), request_context)
     return json.loads(answers.pop())
 
 

@@ -25,6 +25,7 @@ from enginebay.server.encoding.error_responses import ERROR_TABLE
 
 DOCUMENT = build_document(ROUTES, ServerLimits(), ("tiny", "tiny-lora"), ("embedder",))
 SCHEMAS = DOCUMENT["components"]["schemas"]
+STRICT = build_document(ROUTES, ServerLimits(), ("tiny", "tiny-lora"), ("embedder",), "refuse")["components"]
 STRUCTS = {body.__name__: body for body in BODIES}
 OPERATIONS_WITH_BODY = [(path, way) for (way, path), operation in OPERATIONS.items() if operation.body]
 
@@ -81,6 +82,17 @@ def test_every_field_has_a_description() -> None:
             assert schema.get("description"), f"{name}.{field}"
 
 
+def test_the_document_says_what_happens_to_each_field() -> None:
+    fields = SCHEMAS["ChatBody"]["properties"]
+    assert fields["verbosity"]["x-enginebay-treatment"] == "ignored"
+    assert fields["verbosity"]["description"].startswith("Ignored: ")
+    assert fields["repeat_penalty"]["description"] == "Translated: another name of repetition_penalty."
+    assert fields["temperature"]["x-enginebay-treatment"] == "honoured"
+    assert fields["audio"]["enum"] == [None] and fields["audio"]["x-enginebay-treatment"] == "refused"
+    assert fields["tools"]["description"].startswith("Functions that the model may call. Ignored: hosted tools")
+    assert SCHEMAS["StreamOptions"]["properties"]["continuous_usage_stats"]["x-enginebay-treatment"] == "translated"
+
+
 def test_the_tables_name_fields_that_exist() -> None:
     known = {(name, field) for name, schema in SCHEMAS.items() for field in schema.get("properties", ())}
     fields = {field for _, field in known}
@@ -116,10 +128,11 @@ def test_limits_of_the_configuration_show() -> None:
         {"messages": [{"role": "robot", "content": "x"}]},
         {"temperature": 3},
         {"n": 0},
-        {"nonsense": 1},
         {"tools": [{"type": "function"}]},
         {"response_format": {"type": "xml"}},
-        {"store": True},
+        {"audio": {"voice": "a"}},
+        {"chat_template": "{{ x }}"},
+        {"structured_outputs": {"xml": "a"}},
     ],
 )
 def test_what_the_schema_refuses(wrong: dict[str, Any]) -> None:
@@ -141,9 +154,13 @@ def test_schema_and_struct_agree_on_unknown_and_null_fields() -> None:
         nulls = {**dict.fromkeys(optional), **example}
         validator(name).validate(nulls)
         decode_body(struct, msgspec.json.encode(nulls))
-        assert not validator(name).is_valid({**example, "nonsense": 1})
+        nonsense = {**example, "nonsense": 1}
+        strict = jsonschema.Draft202012Validator({**STRICT["schemas"][name], "components": STRICT})
+        assert not strict.is_valid(nonsense)
         with pytest.raises(InvalidRequest):
-            decode_body(struct, msgspec.json.encode({**example, "nonsense": 1}))
+            decode_body(struct, msgspec.json.encode(nonsense))
+        is_admin = name in ("ModelBody", "SwitchBody", "AdapterBody", "AdapterNameBody", "UpgradeBody")
+        assert validator(name).is_valid(nonsense) != is_admin
 
 
 def test_error_statuses_are_listed_where_they_can_occur() -> None:

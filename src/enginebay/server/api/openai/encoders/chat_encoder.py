@@ -11,7 +11,7 @@ from enginebay.server.api.openai import response_objects as objects
 from enginebay.server.api.openai.encoders.choices_encoder import ChoicesEncoder
 from enginebay.server.api.openai.encoders.logprobs import encode_chat_logprobs
 from enginebay.server.encoding.choice_state import ChoiceState
-from enginebay.text.output_events import ToolCallArguments, ToolCallStart
+from enginebay.text.output_events import ReasoningText, ToolCallArguments, ToolCallStart
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class ChatEncoder(ChoicesEncoder):
                 )
                 for call in choice.calls
             ]
+        if choice.reasoning_texts:
+            message.reasoning_content = message.reasoning = "".join(choice.reasoning_texts)
         logprobs = encode_chat_logprobs(choice.logprobs, self.token_bytes) if self.with_logprobs else None
         finish_reason = cast("objects.FinishReason", choice.finish_reason)
         return objects.ChatChoiceObject(choice.index, message, logprobs, finish_reason)
@@ -66,6 +68,8 @@ class ChatEncoder(ChoicesEncoder):
         if isinstance(event, ToolCallArguments):
             fragment = {"index": event.index, "function": {"arguments": event.fragment}}
             return self._encode_event(choice.index, {"tool_calls": [fragment]})
+        if isinstance(event, ReasoningText):
+            return self._encode_event(choice.index, {"reasoning_content": event.text, "reasoning": event.text})
         return self._encode_event(choice.index, {"content": event.text})
 
     def encode_finish(self, index: int, reason: str) -> bytes:

@@ -14,6 +14,7 @@ from enginebay.server.encoding.choice_state import (
     ChoiceState,
     ResponseTiming,
     UsageExtensionObject,
+    count_reasoning_tokens,
     encode_energy,
     encode_timing,
     encode_usage,
@@ -40,7 +41,7 @@ class ChoicesEncoder:
     token_bytes: TokenBytes
 
     def encode_body(self, choices: Sequence[ChoiceState], usage: Usage, energy: Energy | None = None) -> bytes:
-        usage_object = encode_usage(usage)
+        usage_object = encode_usage(usage, count_reasoning_tokens(choices, usage))
         if self.include_energy:
             usage_object.enginebay = UsageExtensionObject(**encode_energy(energy))
         body = self.body_type(
@@ -67,10 +68,16 @@ class ChoicesEncoder:
     def _encode_chunk(self, choice: dict[str, Any]) -> bytes:
         return self._chunk_prefix() + _encode(choice) + self._chunk_suffix()
 
-    def encode_closing(self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None) -> bytes:
+    def encode_closing(
+        self,
+        usage: Usage,
+        timing: ResponseTiming,
+        energy: Energy | None = None,
+        reasoning_tokens: int | None = None,
+    ) -> bytes:
         usage_event = b""
         if self.include_usage:
-            usage_object = encode_usage(usage)
+            usage_object = encode_usage(usage, reasoning_tokens)
             own_fields = {
                 **(encode_timing(timing) if self.include_timing else {}),
                 **(encode_energy(energy) if self.include_energy else {}),

@@ -17,13 +17,16 @@ from enginebay.server.api.openai import response_objects as objects
 from enginebay.server.api.openai.encoders.responses_output import (
     FunctionCallItem,
     OutputItem,
+    ReasoningItem,
     ResponseOutput,
     encode_item,
+    encode_reasoning_part,
     encode_text_part,
 )
+from enginebay.server.api.openai.responses_api.tool_names import read_custom_input
 from enginebay.server.encoding.choice_state import UsageExtensionObject, encode_energy
 from enginebay.server.encoding.error_responses import encode_error, get_error_row
-from enginebay.text.output_events import AnswerText, OutputEvent, ToolCallArguments
+from enginebay.text.output_events import AnswerText, OutputEvent, ReasoningText, ToolCallArguments
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,10 +45,15 @@ class ResponseEncoder:
         return self._encode_response("in_progress", [])
 
     def encode_finished(
-        self, output: ResponseOutput, usage: Usage, reason: str | None, energy: Energy | None = None
+        self,
+        output: ResponseOutput,
+        usage: Usage,
+        reason: str | None,
+        energy: Energy | None = None,
+        reasoning_tokens: int = 0,
     ) -> objects.ResponseObject:
         """Encode a finished response. `reason`: the engine's finish reason."""
-        usage_object = encode_responses_usage(usage)
+        usage_object = encode_responses_usage(usage, reasoning_tokens)
         if self.include_energy:
             usage_object.enginebay = UsageExtensionObject(**encode_energy(energy))
         truncated = reason == "length"
@@ -70,12 +78,12 @@ class ResponseEncoder:
         )  # fmt: skip
 
 
-def encode_responses_usage(usage: Usage) -> objects.ResponseUsageObject:
+def encode_responses_usage(usage: Usage, reasoning_tokens: int = 0) -> objects.ResponseUsageObject:
     return objects.ResponseUsageObject(
         usage.prompt_tokens,
         objects.InputTokensDetailsObject(usage.cached_tokens),
         usage.completion_tokens,
-        objects.OutputTokensDetailsObject(),
+        objects.OutputTokensDetailsObject(min(reasoning_tokens, usage.completion_tokens)),
         usage.prompt_tokens + usage.completion_tokens,
     )
 
@@ -111,17 +119,32 @@ class ResponseEventEncoder:
         item = self._output.append_event(event, logprobs)
         before = self._switch_item(item)
         if isinstance(event, ToolCallArguments):
+            if isinstance(item, FunctionCallItem) and item.is_custom:
+                return before  # its text is known once its arguments are whole
             return before + self._encode_item_event("response.function_call_arguments.delta", {"delta": event.fragment})
         if isinstance(event, AnswerText):
             encoded_logprobs = self._output.encode_logprobs(logprobs)
             return before + self._encode_part_event(
                 "response.output_text.delta", {"delta": event.text, "logprobs": encoded_logprobs}
             )
+        if isinstance(event, ReasoningText):
+            return before + self._encode_part_event("response.reasoning_text.delta", {"delta": event.text})
         return before
 
-    def encode_closing(self, usage: Usage, reason: str | None, energy: Energy | None = None) -> bytes:
-        before = b"" if self._output.items else self._switch_item(self._output.current_message())
-        response = self._encoder.encode_finished(self._output, usage, reason, energy)
+    def encode_closing(
+        self, usage: Usage, reason: str | None, energy: Energy | None = None, reasoning_tokens: int = 0
+    ) -> bytes:
+        response = self.build_finished(usage, reason, energy, reasoning_tokens)
+        return self.encode_end(response)
+
+    def build_finished(
+        self, usage: Usage, reason: str | None, energy: Energy | None = None, reasoning_tokens: int = 0
+    ) -> objects.ResponseObject:
+        return self._encoder.encode_finished(self._output, usage, reason, energy, reasoning_tokens)
+
+    def encode_end(self, response: objects.ResponseObject) -> bytes:
+        """Encode the last events of a finished response."""
+        before = b"" if self._open_item is not None else self._switch_item(self._output.items[-1])
         closing = self._close_item(cast("objects.ItemStatus", response.status))
         return before + closing + self._encode_next(f"response.{response.status}", {"response": response})
 
@@ -135,12 +158,17 @@ class ResponseEventEncoder:
         closing = self._close_item("completed")
         self._open_item = item
         if isinstance(item, FunctionCallItem):
-            opened = replace(encode_item(item, "in_progress"), arguments="")
+            opened = replace(encode_item(item, "in_progress"), **{"input" if item.is_custom else "arguments": ""})
             return closing + self._encode_next(
                 "response.output_item.added", {"output_index": item.index, "item": opened}
             )
         opened = replace(encode_item(item, "in_progress"), content=[])
+        if isinstance(item, ReasoningItem) and item.is_encrypted:
+            opened = replace(opened, encrypted_content=None)
         added = self._encode_next("response.output_item.added", {"output_index": item.index, "item": opened})
+        if isinstance(item, ReasoningItem):
+            thought = replace(encode_reasoning_part(item), text="")
+            return closing + added + self._encode_part_event("response.content_part.added", {"part": thought})
         part = replace(encode_text_part(item), text="", logprobs=[])
         self._text_delta_template = _build_text_delta_template(item.id, item.index)
         return closing + added + self._encode_part_event("response.content_part.added", {"part": part})
@@ -149,9 +177,17 @@ class ResponseEventEncoder:
         item = self._open_item
         if item is None:
             return b""
-        if isinstance(item, FunctionCallItem):
-            arguments = {"name": item.name, "arguments": "".join(item.fragments)}
+        if isinstance(item, FunctionCallItem) and item.is_custom:
+            text_input = read_custom_input(item.arguments)
+            closing = self._encode_item_event("response.custom_tool_call_input.delta", {"delta": text_input})
+            closing += self._encode_item_event("response.custom_tool_call_input.done", {"input": text_input})
+        elif isinstance(item, FunctionCallItem):
+            arguments = {"name": item.name, "arguments": item.arguments}
             closing = self._encode_item_event("response.function_call_arguments.done", arguments)
+        elif isinstance(item, ReasoningItem):
+            thought = encode_reasoning_part(item)
+            closing = self._encode_part_event("response.reasoning_text.done", {"text": thought.text})
+            closing += self._encode_part_event("response.content_part.done", {"part": thought})
         else:
             part = encode_text_part(item)
             text = {"text": part.text, "logprobs": part.logprobs}

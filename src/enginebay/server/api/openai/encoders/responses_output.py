@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from msgspec import UNSET, UnsetType
 
 from enginebay.contract import TokenLogprobs
 from enginebay.server.api.openai.encoders.logprobs import TokenBytes, encode_chat_logprobs
 from enginebay.server.api.openai.response_objects import (
+    CustomToolCallItemObject,
     FunctionCallItemObject,
     ItemObject,
     ItemStatus,
     LogprobEntryObject,
     MessageItemObject,
     OutputTextObject,
+    ReasoningItemObject,
+    ReasoningTextObject,
 )
-from enginebay.text.output_events import AnswerText, OutputEvent, OutputEventParser, ToolCallArguments, ToolCallStart
+from enginebay.server.api.openai.responses_api.tool_names import CalledTool, read_custom_input
+from enginebay.text.output_events import (
+    AnswerText,
+    OutputEvent,
+    OutputEventParser,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from enginebay.text.reasoning import ReasoningParser
 
 
 @dataclass(slots=True)
@@ -35,18 +50,46 @@ class FunctionCallItem:
     call_id: str
     name: str
     fragments: list[str] = field(default_factory=list)
+    namespace: str | UnsetType = UNSET
+    is_custom: bool = False
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.fragments)
 
 
-OutputItem = MessageItem | FunctionCallItem
+@dataclass(slots=True)
+class ReasoningItem:
+    """A thought with one text part."""
+
+    id: str
+    index: int
+    texts: list[str] = field(default_factory=list)
+    is_encrypted: bool = False  # also in the form in which clients that store nothing send it back
+
+
+OutputItem = MessageItem | FunctionCallItem | ReasoningItem
+
+
+_ENCODED_PREFIX = "enginebay:"
 
 
 class ResponseOutput:
     """The items of one output in order. Text after a call starts a new message."""
 
-    def __init__(self, response_id: str, next_call_id: Callable[[], str], token_bytes: TokenBytes) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        next_call_id: Callable[[], str],
+        token_bytes: TokenBytes,
+        find_tool: Callable[[str], CalledTool] = CalledTool,
+        encrypts_reasoning: bool = False,
+    ) -> None:
+        self._encrypts_reasoning = encrypts_reasoning
         self._suffix = response_id.removeprefix("resp_")
         self._next_call_id = next_call_id
         self._token_bytes = token_bytes
+        self._find_tool = find_tool  # by the name of the function that the model called
         self._calls: list[FunctionCallItem] = []
         self.items: list[OutputItem] = []
 
@@ -60,11 +103,24 @@ class ResponseOutput:
         self.items.append(message)
         return message
 
+    def _current_thought(self) -> ReasoningItem:
+        last = self.items[-1] if self.items else None
+        if isinstance(last, ReasoningItem):
+            return last
+        index = len(self.items)
+        thought = ReasoningItem(f"rs_{self._suffix}_{index}", index, is_encrypted=self._encrypts_reasoning)
+        self.items.append(thought)
+        return thought
+
     def append_event(self, event: OutputEvent, logprobs: Sequence[TokenLogprobs] = ()) -> OutputItem:
         """Append one event, and return the item it belongs to."""
         if isinstance(event, ToolCallStart):
             index = len(self.items)
-            call = FunctionCallItem(f"fc_{self._suffix}_{index}", index, self._next_call_id(), event.name)
+            tool = self._find_tool(event.name)
+            call = FunctionCallItem(
+                f"{'ctc' if tool.is_custom else 'fc'}_{self._suffix}_{index}", index, self._next_call_id(), tool.name,
+                namespace=tool.namespace or UNSET, is_custom=tool.is_custom,
+            )  # fmt: skip
             self._calls.append(call)
             self.items.append(call)
             return call
@@ -72,6 +128,10 @@ class ResponseOutput:
             call = self._calls[event.index]
             call.fragments.append(event.fragment)
             return call
+        if isinstance(event, ReasoningText):
+            thought = self._current_thought()
+            thought.texts.append(event.text)
+            return thought
         message = self.current_message()
         message.texts.append(event.text)
         message.logprobs += self.encode_logprobs(logprobs)
@@ -94,9 +154,36 @@ class ResponseOutput:
 
 
 def encode_item(item: OutputItem, status: ItemStatus) -> ItemObject:
+    if isinstance(item, FunctionCallItem) and item.is_custom:
+        text = read_custom_input(item.arguments)
+        return CustomToolCallItemObject(item.id, status, item.call_id, item.name, text, item.namespace)
     if isinstance(item, FunctionCallItem):
-        return FunctionCallItemObject(item.id, status, item.call_id, item.name, "".join(item.fragments))
+        return FunctionCallItemObject(item.id, status, item.call_id, item.name, item.arguments, item.namespace)
+    if isinstance(item, ReasoningItem):
+        thought = ReasoningItemObject(item.id, status, [encode_reasoning_part(item)])
+        if item.is_encrypted:
+            thought.encrypted_content = encrypt_thought(thought.content[0].text)
+        return thought
     return MessageItemObject(item.id, status, [encode_text_part(item)])
+
+
+def encode_reasoning_part(thought: ReasoningItem) -> ReasoningTextObject:
+    return ReasoningTextObject("".join(thought.texts))
+
+
+def encrypt_thought(text: str) -> str:
+    """Encode a thought for clients that send only `encrypted_content` back. It is no secret: the text is next to it."""
+    return _ENCODED_PREFIX + b64encode(text.encode("utf-8", "replace")).decode()
+
+
+def decrypt_thought(encoded: str) -> str:
+    """Return the thought of an `encrypted_content`; empty if another server made it."""
+    if not encoded.startswith(_ENCODED_PREFIX):
+        return ""
+    try:
+        return b64decode(encoded.removeprefix(_ENCODED_PREFIX), validate=True).decode()
+    except ValueError:
+        return ""
 
 
 def encode_text_part(message: MessageItem) -> OutputTextObject:
@@ -113,7 +200,13 @@ class OutputParser:
 
     @property
     def is_plain_text(self) -> bool:
-        return self._parser is None
+        return self._parser is None or (isinstance(self._parser, ReasoningParser) and self._parser.is_plain)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        if not isinstance(self._parser, ReasoningParser):
+            return 0
+        return self._parser.reasoning_tokens or self._parser.uncounted_pieces
 
     def feed(
         self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
@@ -121,7 +214,10 @@ class OutputParser:
         if self._parser is None:
             return [(AnswerText(text), logprobs)]
         self._pending_logprobs += logprobs
-        return self._attach_logprobs(self._parser.feed(self._restore_markers(text, token_ids)))
+        restored = self._restore_markers(text, token_ids)
+        if isinstance(self._parser, ReasoningParser):
+            return self._attach_logprobs(self._parser.feed(restored, len(token_ids)))
+        return self._attach_logprobs(self._parser.feed(restored))
 
     def end(self) -> list[tuple[OutputEvent, Sequence[TokenLogprobs]]]:
         return [] if self._parser is None else self._attach_logprobs(self._parser.end())

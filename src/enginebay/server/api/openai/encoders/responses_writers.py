@@ -10,6 +10,7 @@ from enginebay.contract import Delta, TokenLogprobs
 from enginebay.errors import EnginebayError
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder, ResponseEventEncoder
 from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
+from enginebay.server.api.openai.response_objects import ResponseObject
 from enginebay.server.encoding.response_writer import ResponseWriter
 from enginebay.server.encoding.sse_writer import SseWriter
 from enginebay.server.http.exchange import Exchange
@@ -32,6 +33,8 @@ class ResponsesJsonWriter(ResponseWriter):
         self._output = output
         self._parser = parser
         self._engine_finish_reason: str | None = None
+        self.defers_end = False  # the caller stores the response, then calls `write_end`
+        self.response: ResponseObject | None = None  # once it is finished
 
     def on_token(self, text: str, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -50,8 +53,14 @@ class ResponsesJsonWriter(ResponseWriter):
     def write_completed(self) -> None:
         for event, event_logprobs in self._parser.end():
             self._output.append_event(event, event_logprobs)
-        response = self._encoder.encode_finished(self._output, self.usage, self._engine_finish_reason, self.energy)
-        self.exchange.respond(200, _encode(response))
+        self.response = self._encoder.encode_finished(
+            self._output, self.usage, self._engine_finish_reason, self.energy, self._parser.reasoning_tokens
+        )
+        if not self.defers_end:
+            self.write_end()
+
+    def write_end(self) -> None:
+        self.exchange.respond(200, _encode(self.response))
 
 
 class ResponsesSseWriter(SseWriter):
@@ -68,8 +77,11 @@ class ResponsesSseWriter(SseWriter):
         self._encoder = encoder
         self._parser = parser
         self._texts: list[str] = []  # not encoded yet
+        self._with_logprobs = with_logprobs
         self._is_plain_text = parser.is_plain_text and not with_logprobs
         self._engine_finish_reason: str | None = None
+        self.defers_end = False  # the caller stores the response, then calls `write_end`
+        self.response: ResponseObject | None = None  # once it is finished
 
     def on_token(self, text: str, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -92,6 +104,7 @@ class ResponsesSseWriter(SseWriter):
         self._events_ready += [
             self._encoder.encode_event(*pair) for pair in self._parser.feed(text, token_ids, logprobs)
         ]
+        self._is_plain_text = self._parser.is_plain_text and not self._with_logprobs  # once the thought is over
 
     def _encode_texts(self) -> None:
         if self._texts:
@@ -101,9 +114,21 @@ class ResponsesSseWriter(SseWriter):
     def _encode_opening(self) -> bytes:
         return self._encoder.encode_opening()
 
+    def write_completed(self) -> None:
+        self._encode_texts()
+        self._events_ready += [self._encoder.encode_event(*pair) for pair in self._parser.end()]
+        self.response = self._encoder.build_finished(self.usage, self._engine_finish_reason, self.energy)
+        if self.defers_end:
+            self.flush()
+        else:
+            self.write_end()
+
+    def write_end(self) -> None:
+        super().write_completed()
+
     def _encode_closing(self) -> bytes:
-        held_back = b"".join(self._encoder.encode_event(*pair) for pair in self._parser.end())
-        return held_back + self._encoder.encode_closing(self.usage, self._engine_finish_reason, self.energy)
+        assert self.response is not None
+        return self._encoder.encode_end(self.response)
 
     def _encode_failure(self, error: EnginebayError) -> bytes:
         return self._encoder.encode_failure(error)

@@ -6,9 +6,9 @@ import gzip
 from dataclasses import replace
 from typing import Any
 
-from enginebay.server.http.body_budget import BodyBudget
+from enginebay.server.http.client_budget import ClientBudget
+from enginebay.server.http.connection_sweep import bound_unread_bytes
 from enginebay.server.http.exchange import Exchange
-from enginebay.server.http.http_connection import bound_unread_bytes
 from tests.unit.server.http.memory_client import SETTINGS, MemoryClient, build_post
 
 KB = 1 << 10
@@ -18,7 +18,7 @@ ROOM = replace(
 )  # fmt: skip
 
 
-def make_client(budget: BodyBudget, reply: Any = None) -> MemoryClient:
+def make_client(budget: ClientBudget, reply: Any = None) -> MemoryClient:
     return MemoryClient(reply, settings=ROOM, budget=budget)
 
 
@@ -32,70 +32,70 @@ def respond(exchange: Exchange) -> None:
 
 
 def test_one_client_cannot_fill_the_memory_with_unfinished_bodies() -> None:
-    budget = BodyBudget(ROOM)
+    budget = ClientBudget(ROOM)
     clients = [make_client(budget).send(unfinished(150 * KB)) for _ in range(20)]
     refused = [client for client in clients if client.statuses()]
     assert [client.statuses() for client in refused] == [[429]] * 18
     assert b"client_body_buffer_bytes" in refused[0].received and b"retry-after: 1" in refused[0].received
-    assert budget.held_bytes == 300 * KB
+    assert budget.held == 300 * KB
     assert make_client(budget, respond).send(unfinished(150 * KB, "b", 150 * KB)).statuses() == [200]
 
 
 def test_all_clients_together_cannot_either() -> None:
-    budget = BodyBudget(ROOM)
+    budget = ClientBudget(ROOM)
     clients = [make_client(budget).send(unfinished(150 * KB, f"c{number}")) for number in range(10)]
     assert [client.statuses() for client in clients] == [[]] * 3 + [[503]] * 7
-    assert b"body_buffer_bytes" in clients[-1].received and budget.held_bytes == 450 * KB
+    assert b"body_buffer_bytes" in clients[-1].received and budget.held == 450 * KB
 
 
 def test_small_bodies_always_pass() -> None:
-    budget = BodyBudget(ROOM)
+    budget = ClientBudget(ROOM)
     for number in range(3):
         make_client(budget).send(unfinished(150 * KB, f"c{number}"))
     assert make_client(budget, respond).send(build_post(b"x" * 60 * KB)).statuses() == [200]
 
 
 def test_a_body_counts_until_its_response_is_written() -> None:
-    budget = BodyBudget(ROOM)
+    budget = ClientBudget(ROOM)
     client = make_client(budget).send(unfinished(100 * KB, declared=100 * KB))
     [exchange] = client.app.requests
-    assert budget.held_bytes == 100 * KB
+    assert budget.held == 100 * KB
     exchange.respond(200, b"ok")
-    assert budget.held_bytes == 0 and budget._by_client == {}
+    assert budget.held == 0 and budget._by_client == {}
     client.send(unfinished(100 * KB))
     client.connection.connection_lost(None)
-    assert budget.held_bytes == 0 and budget._by_client == {}
+    assert budget.held == 0 and budget._by_client == {}
 
 
 def test_the_body_of_a_client_that_left_counts_while_it_is_worked_on() -> None:
     """Otherwise a client could fill the memory with requests that it closes at once."""
-    budget = BodyBudget(ROOM)
+    budget = ClientBudget(ROOM)
     client = make_client(budget).send(unfinished(100 * KB, declared=100 * KB))
     client.send(unfinished(90 * KB, declared=90 * KB))
     [exchange] = client.app.requests
-    assert budget.held_bytes == 190 * KB
+    assert budget.held == 190 * KB
     client.connection.connection_lost(None)
-    assert exchange.closed and budget.held_bytes == 100 * KB, "the next one was not begun"
+    assert exchange.closed and budget.held == 100 * KB, "the next one was not begun"
     exchange.release_body()
-    assert budget.held_bytes == 0 and budget._by_client == {}
+    assert budget.held == 0 and budget._by_client == {}
 
 
 def test_a_refused_body_counts_no_more() -> None:
-    budget = BodyBudget(ROOM)
+    budget = ClientBudget(ROOM)
     client = make_client(budget)
     client.send(b"POST /p HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     for _ in range(3):
         client.send(b"%x\r\n%b\r\n" % (90 * KB, b"x" * 90 * KB))
     assert client.statuses() == [413]
     client.connection.connection_lost(None)
-    assert budget.held_bytes == 0
+    assert budget.held == 0
 
 
 def test_what_a_compressed_body_becomes_counts() -> None:
-    budget = BodyBudget(ROOM)
+    budget = ClientBudget(ROOM)
     packed = gzip.compress(b"x" * 190 * KB)
     clients = [make_client(budget).send(build_post(packed, "content-encoding: gzip\r\n")) for _ in range(3)]
-    assert [client.statuses() for client in clients] == [[], [429], [429]] and budget.held_bytes == 190 * KB
+    assert [client.statuses() for client in clients] == [[], [429], [429]] and budget.held == 190 * KB
 
 
 def test_one_body_of_the_maximum_size_always_fits() -> None:

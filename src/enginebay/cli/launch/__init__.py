@@ -1,0 +1,1 @@
+"""`bay launch`: coding agents configured for a running server."""

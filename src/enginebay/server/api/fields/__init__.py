@@ -1,0 +1,1 @@
+"""What each dialect does with each field: honour, translate, ignore or refuse it."""

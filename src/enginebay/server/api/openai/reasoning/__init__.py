@@ -1,0 +1,1 @@
+"""Reasoning of chats: the request's switches, the two phases of a constrained answer, and items of Responses."""

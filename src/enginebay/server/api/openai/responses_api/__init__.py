@@ -1,0 +1,1 @@
+"""The Responses API beyond one answer: stored state, conversations, background, compaction, custom tools."""

@@ -1,0 +1,1 @@
+"""Endpoints over WebSockets: each message is a request of its own."""

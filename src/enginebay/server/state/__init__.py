@@ -1,0 +1,1 @@
+"""Stored responses and conversations: one SQLite file, shared by server processes."""

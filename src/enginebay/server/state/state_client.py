@@ -1,0 +1,138 @@
+"""The state store for the event loop: one thread per server process does all reads and writes."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from enginebay.config.sections.server_section import StateLimits
+from enginebay.errors import ConfigError, StateUnavailable
+from enginebay.server.state.runner_locks import RunnerLock
+from enginebay.server.state.state_store import StateStore
+from enginebay.server.state.stored_records import NotStored
+from enginebay.util.paths import home_dir
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_FILE_NAME = "responses.db"
+_WAITING = 4096  # calls; beyond it the disk is too slow for the traffic
+
+
+def state_dir() -> Path:
+    return home_dir() / "state"
+
+
+def check_state_file(limits: StateLimits) -> None:
+    """Raise `ConfigError` if the file is of a newer version or another program. Creates it if it is missing."""
+    if limits.enabled:
+        with suppress(sqlite3.Error, OSError):  # a full disk or a damaged file does not keep the server from starting
+            StateStore(state_dir() / _FILE_NAME, limits).close()
+
+
+class StateClient:
+    """Opens the file on the first call, and again after an error. Several processes may use one file."""
+
+    def __init__(self, folder: Path, limits: StateLimits) -> None:
+        self._folder = folder
+        self._limits = limits
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
+        self._store: StateStore | None = None
+        self._runner: RunnerLock | None = None
+        self._waiting = 0
+        self._opening = threading.Lock()
+
+    @property
+    def limits(self) -> StateLimits:
+        return self._limits
+
+    async def call(self, method: Callable[Concatenate[StateStore, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a method of the store in its thread. Raises `StateUnavailable` if the file cannot be used.
+
+        A call that has begun ends, whatever happens to the caller.
+        """
+        if self._waiting >= _WAITING:
+            raise StateUnavailable("too many calls wait for the state file", "try again later")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: self._run(method, *args, **kwargs)
+            )
+        finally:
+            self._waiting -= 1
+
+    async def write(self, method: Callable[Concatenate[StateStore, P], Any], *args: P.args, **kwargs: P.kwargs) -> str:
+        """Run a method that stores. Return why it did not: empty if it did."""
+        try:
+            await self.call(method, *args, **kwargs)
+        except NotStored as reason:
+            return str(reason)
+        except (StateUnavailable, ConfigError) as error:
+            return error.message
+        return ""
+
+    def post(self, method: Callable[Concatenate[StateStore, P], Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run a method in its turn, without waiting for it. Its errors are dropped."""
+        with suppress(RuntimeError):  # the server has stopped
+            self._thread.submit(lambda: self._run(method, *args, **kwargs))
+
+    def _run(self, method: Callable[Concatenate[StateStore, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            if self._store is None:
+                self._store = StateStore(self._folder / _FILE_NAME, self._limits)
+            return method(self._store, *args, **kwargs)
+        except sqlite3.Error as error:
+            if _must_reopen(error) and self._store is not None:
+                with suppress(sqlite3.Error):
+                    self._store.close()
+                self._store = None
+            raise StateUnavailable(_describe_error(error), "free disk space, or see the server log") from error
+        except OSError as error:
+            raise StateUnavailable(f"the state file cannot be opened: {error.strerror}") from error
+
+    # Responses in the background
+
+    @property
+    def runner(self) -> str:
+        """The name of this process, for responses that it generates in the background."""
+        return self._lock_runner().runner
+
+    def is_alive(self, runner: str) -> bool:
+        return self._lock_runner().is_alive(runner)
+
+    def _lock_runner(self) -> RunnerLock:
+        with self._opening:
+            if self._runner is None:
+                self._runner = RunnerLock(self._folder / "runners")
+            return self._runner
+
+    def close(self) -> None:
+        """Wait for the calls that have begun."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._store is not None:
+            with suppress(sqlite3.Error):
+                self._store.close()
+        if self._runner is not None:
+            self._runner.close()
+
+
+def _must_reopen(error: sqlite3.Error) -> bool:
+    """A busy or full file stays open; one that is damaged or was replaced does not."""
+    return getattr(error, "sqlite_errorname", "") not in ("SQLITE_BUSY", "SQLITE_FULL")
+
+
+def _describe_error(error: sqlite3.Error) -> str:
+    name = getattr(error, "sqlite_errorname", "")
+    if name == "SQLITE_FULL":
+        return "the disk is full"
+    if name.startswith("SQLITE_BUSY"):
+        return "the state file is busy"
+    if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+        return "the state file is damaged"
+    return f"the state file cannot be used ({name or type(error).__name__})"

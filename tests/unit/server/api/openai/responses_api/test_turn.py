@@ -1,0 +1,133 @@
+"""A request's turn: what it reads, what it stores, and that it does neither where `store` is false."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from enginebay.config.sections.server_section import StateLimits
+from enginebay.contract import Sampling
+from enginebay.errors import InvalidRequest, PreviousResponseNotFound, RequestError, Unsupported
+from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder
+from enginebay.server.api.openai.response_objects import ResponseObject
+from enginebay.server.api.openai.responses import build_echoed_fields
+from enginebay.server.api.openai.responses_api.turn import begin_turn, remember_locally, store_turn
+from enginebay.server.api.openai.schemas import ResponsesBody
+from enginebay.server.auth.api_keys import ApiKey, hash_key
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.state.state_client import StateClient
+
+
+class _NoState:
+    """Fails the test if anything is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"state.{name} was used")
+
+
+def make_context(state: Any) -> Any:
+    lines: list[tuple[str, dict[str, Any]]] = []
+    log = SimpleNamespace(log_event=lambda event, **fields: lines.append((event, fields)), lines=lines)
+    return SimpleNamespace(state=state, log=log)
+
+
+def make_request(key: str | None = None) -> RequestContext:
+    wire: Any = SimpleNamespace(peer="local", common_headers=lambda: b"")
+    request_context = RequestContext(Exchange(wire, "POST", "/v1/responses", {}), "responses", "req_1")
+    request_context.key = None if key is None else ApiKey(key, hash_key(key))
+    return request_context
+
+
+def make_response(response_id: str) -> ResponseObject:
+    fields = build_echoed_fields(ResponsesBody(model="m", input="x"), Sampling())
+    response = ResponseEncoder(response_id, 1, "m", {**fields, "store": True}).encode_in_progress()
+    response.status = "completed"
+    return response
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Any:
+    client = StateClient(tmp_path / "state", StateLimits(4 << 20))
+    yield client
+    client.close()
+
+
+async def test_without_store_the_state_is_never_touched() -> None:
+    turn = await begin_turn(make_context(_NoState()), make_request(), "hi", stores=False)
+    assert not turn.stores and turn.history == () and turn.inputs == [{"role": "user", "content": "hi"}]
+
+
+async def test_a_first_turn_reads_nothing() -> None:
+    turn = await begin_turn(make_context(_NoState()), make_request(), "hi", stores=None)
+    assert turn.stores
+
+
+async def test_a_turn_is_stored_for_its_key_and_continued(state: StateClient) -> None:
+    context, request_context = make_context(state), make_request("one-key")
+    turn = await begin_turn(context, request_context, "hi", stores=None)
+    await store_turn(context, request_context, turn, make_response(turn.id))
+    following = await begin_turn(context, make_request("one-key"), "more", previous=turn.id)
+    assert [item["content"][0]["text"] for item in following.history] == ["hi"]
+    for other in ("another-key", None):
+        with pytest.raises(PreviousResponseNotFound):
+            await begin_turn(context, make_request(other), "more", previous=turn.id)
+    item_id = following.history[0]["id"]
+    again = await begin_turn(context, make_request("one-key"), [{"type": "item_reference", "id": item_id}])
+    assert again.inputs[0]["content"] == following.history[0]["content"]
+    with pytest.raises(InvalidRequest, match="not stored"):
+        await begin_turn(context, make_request("another-key"), [{"type": "item_reference", "id": item_id}])
+
+
+async def test_a_key_of_the_same_name_sees_nothing_of_the_old(state: StateClient) -> None:
+    context, request_context = make_context(state), make_request("one-key")
+    turn = await begin_turn(context, request_context, "hi", stores=True)
+    await store_turn(context, request_context, turn, make_response(turn.id))
+    later = make_request()
+    later.key = ApiKey("one-key", hash_key("its successor"))
+    with pytest.raises(PreviousResponseNotFound):
+        await begin_turn(context, later, "more", previous=turn.id)
+
+
+async def test_what_cannot_be_stored_is_named(state: StateClient) -> None:
+    context, request_context = make_context(state), make_request()
+    turn = await begin_turn(context, request_context, "x" * (1 << 20), stores=True)
+    response = make_response(turn.id)
+    await store_turn(context, request_context, turn, response)
+    assert response.store is False and "an eighth of server.state.max_bytes" in request_context.ignored["store"]
+    assert b"x-enginebay-ignored: store: one conversation may take" in request_context.exchange.added_headers
+    [(event, fields)] = context.log.lines
+    assert event == "response not stored" and fields["response"] == turn.id and "eighth" in fields["reason"]
+
+
+async def test_without_state() -> None:
+    context, request_context = make_context(None), make_request()
+    turn = await begin_turn(context, request_context, "hi", stores=True)
+    assert not turn.stores and request_context.ignored == {"store": "server.state is off"}
+    assert (await begin_turn(context, make_request(), "hi", stores=None)).stores is False
+    for fields in ({"previous": "resp_1"}, {"conversation": "conv_1"}):
+        with pytest.raises(Unsupported, match=r"server\.state is off"):
+            await begin_turn(context, make_request(), "hi", **cast("Any", fields))
+    with pytest.raises(Unsupported, match="item_reference"):
+        await begin_turn(context, make_request(), [{"id": "msg_1"}])
+
+
+async def test_a_connection_remembers_its_own_turns() -> None:
+    context, request_context = make_context(None), make_request()
+    request_context.local_histories = {}
+    turn = await begin_turn(context, request_context, "hi", stores=False)
+    remember_locally(request_context, turn, make_response(turn.id))
+    following = await begin_turn(context, request_context, "more", previous=turn.id, stores=False)
+    assert following.history == [{"role": "user", "content": "hi"}]
+    with pytest.raises(PreviousResponseNotFound):
+        await begin_turn(context, request_context, "more", previous="resp_elsewhere", stores=False)
+
+
+@pytest.mark.parametrize("input_", [None, []])
+async def test_there_must_be_something_to_answer(input_: Any) -> None:
+    with pytest.raises(RequestError, match="input is missing") as error:
+        await begin_turn(make_context(None), make_request(), input_)
+    assert error.value.param == "input"
