@@ -211,10 +211,8 @@ class OllamaStreamWriter(ChoicesSseWriter):
 
     content_type = NDJSON
 
-    def _encode_tool_events(
-        self, choice: ChoiceState, events: Sequence[object], logprobs: Sequence[TokenLogprobs]
-    ) -> None:
-        super()._encode_tool_events(choice, events, logprobs)
+    def _encode_events(self, choice: ChoiceState, events: Sequence[object], logprobs: Sequence[TokenLogprobs]) -> None:
+        super()._encode_events(choice, events, logprobs)
         self._events_ready = [line for line in self._events_ready if line]  # a call's line comes at its end
 
     def _encode_failure(self, error: EnginebayError) -> bytes:
