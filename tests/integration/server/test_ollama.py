@@ -52,6 +52,7 @@ def server(hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
         "text": {"engine": "fake", "tool_format": "hermes", "fake": {"script_by_prompt": SCRIPTS}},
         "random": {"engine": "fake", "fake": {"context_length": 256}},
         "vectors": {"engine": "fake", "task": "embed"},
+        "thinker": {"engine": "fake", "reasoning_format": "think", "fake": {"script": "<think>Hm, 世界.</think>Yes."}},
         "late": {"engine": "fake", "load": "use"},
         "fragile": {"engine": "fake", "fake": {"script": LONG, "crash_after_tokens": 60, "step_s": 0.005}},
         "failing": {"engine": "fake", "resume": False, "fake": {"script": "abcdefghij", "fail_after_tokens": 5}},
@@ -123,6 +124,18 @@ def test_a_python_function_as_a_tool(client: ollama.Client) -> None:
     answer = client.chat("text", [{"role": "user", "content": "The weather?"}], tools=[get_weather])
     [call] = answer.message.tool_calls or ()
     assert get_weather(**call.function.arguments) == "18 degrees in Århus"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts(client: ollama.Client, stream: bool) -> None:
+    parts = [*client.chat("thinker", ASK, think=True, stream=True)] if stream else [client.chat("thinker", ASK)]
+    assert "".join(part.message.thinking or "" for part in parts) == "Hm, 世界."
+    assert "".join(part.message.content or "" for part in parts) == "Yes."
+    told = client.generate("thinker", "Well?", think=False)
+    assert (told.thinking, told.response) == ("Hm, 世界.", "Yes.")  # the fake engine does not obey
+    assert "thinking" in (client.show("thinker").capabilities or ())
+    history = [*ASK, {"role": "assistant", "content": "Yes.", "thinking": "Hm"}, *ASK]
+    assert client.chat("thinker", history).message.content == "Yes."
 
 
 def test_a_prompt(client: ollama.Client) -> None:
@@ -276,10 +289,12 @@ def test_version_and_sign_of_life(server: BayProcess) -> None:
 
 def test_ignored_and_translated_fields_are_named(server: BayProcess) -> None:
     options = {"num_ctx": 8192, "mirostat": 1, "quux": 1, "repeat_penalty": 1.1, "num_predict": 2}
-    answer = send(server, "/api/chat", {"model": "random", "messages": ASK, "options": options, "truncate": True})
+    body = {"model": "random", "messages": ASK, "options": options, "truncate": True, "think": True}
+    answer = send(server, "/api/chat", body)
     read_lines(answer)
     ignored = answer.headers["x-enginebay-ignored"]
     assert all(f"options.{name}" in ignored for name in ("num_ctx", "mirostat", "quux")) and "truncate" in ignored
+    assert "think: " in ignored and "enable_thinking" not in ignored
     assert "options.repeat_penalty" in answer.headers["x-enginebay-translated"]
 
 

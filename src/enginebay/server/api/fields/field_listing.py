@@ -19,6 +19,8 @@ _ENDPOINTS = {
     "MessagesBody": "messages",
     "CountTokensBody": "count_tokens",
     "EmbeddingBody": "embeddings",
+    "OllamaChatBody": "/api/chat",
+    "OllamaGenerateBody": "/api/generate",
 }
 _START, _END = "<!-- fields: start -->\n", "<!-- fields: end -->\n"
 _ORDER = (Treatment.TRANSLATED, Treatment.IGNORED, Treatment.REFUSED)

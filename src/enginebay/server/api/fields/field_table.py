@@ -140,6 +140,22 @@ _MESSAGES_PROMPT = (
 )  # fmt: skip
 _MESSAGES = (*_MESSAGES_PROMPT, translate("max_tokens", "beyond the context: cut to what is left of it", depends=True))
 
+_UNFIT = "a prompt that does not fit the context is refused"
+_OLLAMA = (
+    ignore("truncate", _UNFIT, neutral=(False,)),
+    ignore("shift", _UNFIT, neutral=(False,)),
+    translate("think", _SWITCH, depends=True),
+)
+_OLLAMA_GENERATE = (
+    *_OLLAMA,
+    refuse("suffix", "suffix is not supported", "remove suffix, or put both parts into a raw prompt", neutral=("",)),
+    refuse(
+        "template", "custom templates are not allowed: a template is code",
+        "remove template, or render the prompt yourself and set raw", neutral=("",),
+    ),
+    refuse("context", "context is not supported", "send the conversation as messages to /api/chat", neutral=([],)),
+)  # fmt: skip
+
 FIELD_TABLE: dict[str, RuleSet] = {
     "ChatBody": RuleSet(_CHAT),
     "CompletionBody": RuleSet(_COMPLETION),
@@ -147,6 +163,8 @@ FIELD_TABLE: dict[str, RuleSet] = {
     "CompactBody": RuleSet(_COMPACT),
     "MessagesBody": RuleSet(_MESSAGES),
     "CountTokensBody": RuleSet(_MESSAGES_PROMPT),
+    "OllamaChatBody": RuleSet(_OLLAMA),
+    "OllamaGenerateBody": RuleSet(_OLLAMA_GENERATE),
     "EmbeddingBody": RuleSet((ignore("user", "nothing depends on it"),)),
 }
 

@@ -12,8 +12,7 @@ import msgspec
 from enginebay.contract import Embedding
 from enginebay.errors import Cancelled
 from enginebay.server.api.body_decoder import read_body
-from enginebay.server.api.ollama import ollama_input
-from enginebay.server.api.ollama.generation import resolve_model
+from enginebay.server.api.ollama.generation import read_options, resolve_model
 from enginebay.server.api.ollama.keep_alive import KeepAlivePlan
 from enginebay.server.api.ollama.ollama_encoder import to_nanoseconds
 from enginebay.server.api.ollama.schemas import (
@@ -68,7 +67,7 @@ async def embed_prompt(context: ServerContext, request_context: RequestContext) 
 
 
 async def _acquire_embedder(context: ServerContext, request_context: RequestContext, body: OllamaBody) -> ModelSession:
-    options = ollama_input.read_options(body.options, request_context.ignored)
+    options = read_options(context, request_context, body.options)
     for name in options.__struct_fields__:
         if getattr(options, name) is not None:
             request_context.ignored[f"options.{name}"] = "embeddings have no such option"

@@ -12,7 +12,13 @@ from enginebay.server.api.body_decoder import read_body
 from enginebay.server.api.ollama import ollama_input
 from enginebay.server.api.ollama.keep_alive import KeepAlivePlan
 from enginebay.server.api.ollama.ollama_encoder import OllamaEncoder, OllamaJsonWriter, OllamaStreamWriter, format_time
-from enginebay.server.api.ollama.schemas import OllamaChatBody, OllamaGenerateBody, OllamaOptions, OllamaOutputBody
+from enginebay.server.api.ollama.schemas import (
+    JsonObject,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaOptions,
+    OllamaOutputBody,
+)
 from enginebay.server.api.openai import sampling_params
 from enginebay.server.api.openai.chat_plan import ChatPlan, plan_chat
 from enginebay.server.api.openai.schemas import ChatBody, CompletionBody
@@ -41,10 +47,15 @@ def resolve_model(catalog: ModelCatalog, name: str) -> str:
     )
 
 
+def read_options(context: ServerContext, request_context: RequestContext, options: JsonObject | None) -> OllamaOptions:
+    refuse_unknown = context.config.unknown_fields == "refuse"
+    return ollama_input.read_options(options, request_context.ignored, refuse_unknown=refuse_unknown)
+
+
 async def chat(context: ServerContext, request_context: RequestContext) -> None:
     body = read_body(OllamaChatBody, context, request_context)
     call = _start_call(context, request_context, body, "chat")
-    options = ollama_input.read_options(body.options, request_context.ignored)
+    options = read_options(context, request_context, body.options)
     if not body.messages:
         await call.load_or_unload()
         return
@@ -56,8 +67,8 @@ async def chat(context: ServerContext, request_context: RequestContext) -> None:
 async def generate(context: ServerContext, request_context: RequestContext) -> None:
     body = read_body(OllamaGenerateBody, context, request_context)
     call = _start_call(context, request_context, body, "generate")
-    ollama_input.check_unsupported_fields(body)
-    options = ollama_input.read_options(body.options, request_context.ignored)
+    ollama_input.check_raw_fields(body)
+    options = read_options(context, request_context, body.options)
     if not body.prompt and not body.images:
         await call.load_or_unload()
         return
@@ -115,10 +126,14 @@ class OllamaCall:
     async def answer_chat(self, chat: ChatBody, options: OllamaOptions) -> None:
         session, lora = await self._acquire(options)
         plan = await plan_chat(self.request_context, session, lora, chat)
+        for notes in (self.request_context.ignored, self.request_context.translated):
+            ollama_input.rename_notes(notes)
         await self._respond(session, plan)
 
     async def continue_text(self, prompt: str, options: OllamaOptions) -> None:
         """Continue a raw prompt."""
+        if self.body.think is not None:
+            self.request_context.ignored["think"] = "a raw prompt has no chat template"
         session, lora = await self._acquire(options)
         text = CompletionBody(
             model=self.model,
@@ -140,9 +155,7 @@ class OllamaCall:
         session, lora = await self.context.acquire_session(request_context, self.model)
         _check_task(session)
         context_length = session.client.facts.context_length
-        ollama_input.note_options(
-            options, self.body, context_length, request_context.ignored, request_context.translated
-        )
+        ollama_input.note_options(options, context_length, request_context.ignored, request_context.translated)
         return session, lora
 
     async def _respond(self, session: ModelSession, plan: ChatPlan) -> None:

@@ -32,7 +32,6 @@ from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.sessions.model_catalog import CatalogEntry, ModelCatalog
 
 _NEVER_S = 292 * 365 * 86400  # what Ollama says of a model that stays: the largest duration it has
-_THINKING_SIGNS = ("enable_thinking", "reasoning_effort", "<think>")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -118,6 +117,7 @@ def get_name(body: OllamaShowBody | OllamaPullBody) -> str:
 def _build_description(entry: CatalogEntry, name: str) -> OllamaShowObject:
     description, session = describe_files(entry), entry.primary.session
     template = session.client.prompt_encoder.chat_template if session is not None else None
+    thinks = session is not None and session.reasoning_format is not None
     defaults = session.sampling_defaults if session is not None else {}
     return OllamaShowObject(
         modelfile=f"# Served by Enginebay. Models are set up in its configuration.\nFROM {name}\n",
@@ -125,7 +125,7 @@ def _build_description(entry: CatalogEntry, name: str) -> OllamaShowObject:
         template=template or "",
         details=_build_details(description, entry.name if name != entry.name else ""),
         model_info=_build_info(entry, description),
-        capabilities=_list_capabilities(entry, template),
+        capabilities=_list_capabilities(entry.route.task, thinks),
         modified_at=format_time(entry.created),
     )
 
@@ -150,10 +150,9 @@ def _build_info(entry: CatalogEntry, description: ModelDescription | None) -> di
     return info
 
 
-def _list_capabilities(entry: CatalogEntry, template: str | None) -> Any:
-    if entry.route.task == "embed":
+def _list_capabilities(task: str, thinks: bool) -> Any:
+    if task == "embed":
         return ["embedding"]
-    thinks = any(sign in (template or "") for sign in _THINKING_SIGNS)
     return ["completion", "tools", *(["thinking"] if thinks else [])]
 
 

@@ -211,10 +211,9 @@ class OllamaStreamWriter(ChoicesSseWriter):
 
     content_type = NDJSON
 
-    def flush(self) -> None:
-        if not self._is_plain_text:
-            self._events_ready = [line for line in self._events_ready if line]  # a call's line comes at its end
-        super().flush()
+    def _encode_events(self, choice: ChoiceState, events: Sequence[object], logprobs: Sequence[TokenLogprobs]) -> None:
+        super()._encode_events(choice, events, logprobs)
+        self._events_ready = [line for line in self._events_ready if line]  # a call's line comes at its end
 
     def _encode_failure(self, error: EnginebayError) -> bytes:
         return OLLAMA_ERRORS.encode_event(error)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.errors import InvalidRequest
 from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.ollama.schemas import (
     JsonObject,
@@ -34,15 +34,18 @@ _IGNORED_OPTIONS = {
     "num_keep": "a prompt that does not fit is refused, not cut",
 }  # fmt: skip
 _OPTION_NAMES = (*OllamaOptions.__struct_fields__, *_IGNORED_OPTIONS)
+_CHAT_FIELDS = {
+    "enable_thinking": "think", "reasoning_effort": "think", "response_format": "format", "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty", **{name: f"options.{name}" for name in OllamaOptions.__struct_fields__},
+}  # fmt: skip
 _MAX_UNKNOWN_OPTIONS = 16  # each is named in a header
 _MAX_NAME_CHARS = 60
-_UNFIT = "a prompt that does not fit the context is refused"
 
 # The first bytes of an image in base64, and its type.
 _IMAGE_TYPES = {"/9j/": "jpeg", "iVBORw0KGgo": "png", "UklGR": "webp", "R0lGOD": "gif"}
 
 
-def read_options(raw: JsonObject | None, ignored: Notes) -> OllamaOptions:
+def read_options(raw: JsonObject | None, ignored: Notes, *, refuse_unknown: bool = False) -> OllamaOptions:
     """Return the options that apply to a request, and note the others in `ignored`. Raise `InvalidRequest`."""
     given = {name: value for name, value in (raw or {}).items() if value is not None}
     known = {name: given.pop(name) for name in OllamaOptions.__struct_fields__ if name in given}
@@ -51,9 +54,10 @@ def read_options(raw: JsonObject | None, ignored: Notes) -> OllamaOptions:
         raise InvalidRequest(f"options has {len(unknown)} unknown entries", "remove them", param="options")
     for name in given:
         shown = name[:_MAX_NAME_CHARS]
-        if name in unknown and (similar := find_nearest(shown, _OPTION_NAMES)):
-            message, hint = f"unknown option {shown!r}", f"did you mean {similar[0]}?"
-            raise InvalidRequest(message, hint, param=f"options.{shown}")
+        similar = find_nearest(shown, _OPTION_NAMES) if name in unknown else []
+        if similar or (refuse_unknown and name in unknown):
+            hint = f"did you mean {similar[0]}?" if similar else "remove it"
+            raise InvalidRequest(f"unknown option {shown!r}", hint, param=f"options.{shown}")
         ignored[f"options.{shown}"] = _IGNORED_OPTIONS.get(name, "unknown")
     try:
         return decode_body(OllamaOptions, json.dumps(known).encode())
@@ -61,17 +65,18 @@ def read_options(raw: JsonObject | None, ignored: Notes) -> OllamaOptions:
         raise InvalidRequest(f"options.{error.message}", error.hint, param=f"options.{error.param}") from None
 
 
-def note_options(
-    options: OllamaOptions, body: OllamaOutputBody, context_length: int, ignored: Notes, translated: Notes
-) -> None:
+def note_options(options: OllamaOptions, context_length: int, ignored: Notes, translated: Notes) -> None:
     """Note what has no effect, or another one than in Ollama."""
     if options.num_ctx:
         ignored["options.num_ctx"] = f"the configuration sets the context, which is {context_length} tokens"
     if options.repeat_penalty is not None and options.repeat_penalty != 1:
         translated["options.repeat_penalty"] = "repetition_penalty, over the prompt and the whole output"
-    for name in ("truncate", "shift"):
-        if getattr(body, name):
-            ignored[name] = _UNFIT
+
+
+def rename_notes(notes: Notes) -> None:
+    """Give the fields of a chat their names in Ollama."""
+    for name in [name for name in notes if name in _CHAT_FIELDS]:
+        notes.setdefault(_CHAT_FIELDS[name], notes.pop(name))
 
 
 def to_chat_body(body: OllamaChatBody, options: OllamaOptions) -> ChatBody:
@@ -90,24 +95,10 @@ def to_generate_chat(body: OllamaGenerateBody, options: OllamaOptions) -> ChatBo
     return ChatBody(messages=messages, **_translate_output_fields(body, options))
 
 
-def check_unsupported_fields(body: OllamaGenerateBody) -> None:
-    if body.suffix:
-        raise Unsupported(
-            "suffix is not supported", "remove suffix, or put both parts into a raw prompt", param="suffix"
-        )
-    if body.template:
-        raise Unsupported(
-            "custom templates are not allowed: a template is code",
-            "remove template, or render the prompt yourself and set raw",
-            param="template",
-        )
-    if body.context:
-        raise Unsupported("context is not supported", "send the conversation as messages to /api/chat", param="context")
+def check_raw_fields(body: OllamaGenerateBody) -> None:
     if body.raw and (body.system or body.images):
         field = "system" if body.system else "images"
         raise InvalidRequest(f"raw and {field} are mutually exclusive", "remove one of them", param=field)
-    if body.raw and body.think is not None:
-        raise InvalidRequest("raw and think are mutually exclusive", "remove one of them", param="think")
 
 
 def _translate_output_fields(body: OllamaOutputBody, options: OllamaOptions) -> dict[str, Any]:

@@ -109,8 +109,6 @@ OLLAMA_FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("OllamaChatBody", "messages"): array(ref("OllamaInputMessage")),
     ("OllamaChatBody", "tools"): array(ref("OllamaTool")),
     ("OllamaGenerateBody", "prompt"): STRING,
-    ("OllamaGenerateBody", "template"): const(""),
-    ("OllamaGenerateBody", "context"): array({"type": "integer"}, maxItems=0),
     ("OllamaEmbeddingsBody", "prompt"): STRING,
     **{(body, "keep_alive"): _KEEP_ALIVE for body in _BODIES_WITH_OPTIONS},
     ("OllamaChatBody", "format"): any_of(enum("", "json"), ref("JsonSchema")),
@@ -119,7 +117,6 @@ OLLAMA_FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
     ("OllamaGenerateBody", "images"): nullable(array(STRING)),
 }
 
-_UNFIT = "Ignored: a prompt that does not fit the context is refused."
 OLLAMA_FIELD_DESCRIPTIONS: dict[str, str] = {
     "options": "Sampling parameters. Ollama's others are ignored, and named in x-enginebay-ignored.",
     "keep_alive": "How long the model stays loaded after the request: seconds, or a duration such as 5m; 0: unload it when idle, "
@@ -134,11 +131,7 @@ OLLAMA_FIELD_DESCRIPTIONS: dict[str, str] = {
     "system": "A system message in front of the prompt.",
     "raw": "Send the prompt to the model unchanged, without a chat template.",
     "images": "Base64, for models that take images.",
-    "template": "Not supported: a template is code. Render the prompt yourself and set raw.",
     "suffix": "Not supported.",
-    "context": "Not supported: use /api/chat.",
-    "shift": _UNFIT,
-    **dict.fromkeys(("OllamaChatBody.truncate", "OllamaGenerateBody.truncate"), _UNFIT),
     "OllamaEmbedBody.truncate": "Cut texts that do not fit the context at their end. Default: true.",
     "OllamaEmbedBody.input": "A text, or a list of texts. Empty: only load the model.",
     "OllamaPullBody.model": "A model of the catalogue, or hf:org/name.",

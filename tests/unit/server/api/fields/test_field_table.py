@@ -17,6 +17,7 @@ from enginebay.server.api.fields.field_listing import update_page
 from enginebay.server.api.fields.field_rules import FieldRule, Treatment
 from enginebay.server.api.fields.field_table import FIELD_TABLE
 from enginebay.server.api.fields.unknown_fields import list_fields
+from enginebay.server.api.ollama.schemas import OllamaChatBody, OllamaGenerateBody
 from enginebay.server.api.openai import schemas
 from enginebay.server.api.openai.responses_api.state_schemas import CompactBody
 from enginebay.server.requests.request_context import RequestContext
@@ -31,6 +32,8 @@ BODIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "MessagesBody": (MessagesBody, {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}),
     "CountTokensBody": (CountTokensBody, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
     "EmbeddingBody": (schemas.EmbeddingBody, {"model": "m", "input": "hi"}),
+    "OllamaChatBody": (OllamaChatBody, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
+    "OllamaGenerateBody": (OllamaGenerateBody, {"model": "m", "prompt": "hi"}),
 }
 RULES = [(body, rule) for body, rules in FIELD_TABLE.items() for rule in rules.rules.values()]
 APPLIED = [(body, rule) for body, rule in RULES if not rule.depends]
@@ -56,7 +59,7 @@ def pick_value(rule: FieldRule) -> Any:
         "json_schema": {"type": "object"}, "skip_special_tokens": False, "max_tool_calls": 3, "conversation": "c",
         "prompt": {"id": "p"}, "moderation": {"model": "m"}, "context_management": [{"type": "compaction"}],
         "background": True, "truncation": "auto", "stream_options.include_obfuscation": True,
-        "stream_options.continuous_usage_stats": True,
+        "stream_options.continuous_usage_stats": True, "truncate": True, "shift": True, "context": [1],
     }  # fmt: skip
     return values.get(rule.name, "something")
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.errors import InvalidRequest, RequestError, Unsupported
+from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.api.fields.field_table import find_rules
 from enginebay.server.api.ollama import ollama_input
 from enginebay.server.api.ollama.schemas import OllamaChatBody, OllamaGenerateBody, OllamaOptions
 
@@ -70,10 +71,22 @@ def test_wrong_options_are_named(options: Any, param: str, words: str) -> None:
 def test_notes_on_options() -> None:
     ignored: dict[str, str] = {}
     translated: dict[str, str] = {}
-    body = OllamaChatBody(model="m", truncate=True, shift=False)
-    ollama_input.note_options(OllamaOptions(num_ctx=8192, repeat_penalty=1.1), body, 4096, ignored, translated)
-    assert set(ignored) == {"options.num_ctx", "truncate"} and "4096" in ignored["options.num_ctx"]
+    ollama_input.note_options(OllamaOptions(num_ctx=8192, repeat_penalty=1.1), 4096, ignored, translated)
+    assert set(ignored) == {"options.num_ctx"} and "4096" in ignored["options.num_ctx"]
     assert set(translated) == {"options.repeat_penalty"}
+
+
+def test_unknown_options_can_be_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ollama_input.read_options({"quux": 1}, {}, refuse_unknown=True)
+    assert caught.value.param == "options.quux"
+    ollama_input.read_options({"mirostat": 1}, {}, refuse_unknown=True)
+
+
+def test_notes_have_the_names_of_ollama() -> None:
+    notes = {"enable_thinking": "a", "max_tokens": "b", "tools": "c", "top_k": "d"}
+    ollama_input.rename_notes(notes)
+    assert notes == {"tools": "c", "think": "a", "options.num_predict": "b", "options.top_k": "d"}
 
 
 def test_formats() -> None:
@@ -166,18 +179,24 @@ def test_a_prompt_with_a_system_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "alternative"),
+    ("fields", "alternative"),
     [
-        ({"suffix": "x"}, Unsupported, "raw"),
-        ({"template": "{{ .Prompt }}"}, Unsupported, "raw"),
-        ({"context": [1, 2]}, Unsupported, "/api/chat"),
-        ({"raw": True, "system": "s"}, InvalidRequest, "remove"),
-        ({"raw": True, "images": ["x"]}, InvalidRequest, "remove"),
-        ({"raw": True, "think": True}, InvalidRequest, "remove"),
+        ({"suffix": "x"}, "raw"),
+        ({"template": "{{ .Prompt }}"}, "raw"),
+        ({"context": [1, 2]}, "/api/chat"),
     ],
 )
-def test_refused_fields_name_the_alternative(fields: Any, kind: type[RequestError], alternative: str) -> None:
-    with pytest.raises(kind) as caught:
-        ollama_input.check_unsupported_fields(OllamaGenerateBody(model="m", prompt="p", **fields))
+def test_refused_fields_name_the_alternative(fields: Any, alternative: str) -> None:
+    rules = find_rules("OllamaGenerateBody")
+    with pytest.raises(Unsupported) as caught:
+        rules.apply(OllamaGenerateBody(model="m", prompt="p", **fields), {}, {})
     assert alternative in caught.value.hint and caught.value.param in fields
-    ollama_input.check_unsupported_fields(OllamaGenerateBody(model="m", suffix="", template="", context=[]))
+    rules.apply(OllamaGenerateBody(model="m", suffix="", template="", context=[]), {}, {})
+
+
+@pytest.mark.parametrize("fields", [{"system": "s"}, {"images": ["x"]}])
+def test_a_raw_prompt_has_no_other_parts(fields: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ollama_input.check_raw_fields(OllamaGenerateBody(model="m", prompt="p", raw=True, **fields))
+    assert caught.value.param in fields
+    ollama_input.check_raw_fields(OllamaGenerateBody(model="m", prompt="p", **fields))
