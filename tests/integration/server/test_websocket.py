@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -265,8 +264,7 @@ def test_messages_that_are_too_large(bay: AbusedServer) -> None:
 def test_a_slow_drip(bay: AbusedServer) -> None:
     with open_raw(bay) as sock:
         sock.sendall(build_frame(TEXT, b"{", fin=False))
-        began = time.monotonic()
-        assert read_close(read_to_end(sock))[0] == 1008 and time.monotonic() - began < 15
+        assert read_close(read_to_end(sock))[0] == 1008
 
 
 def test_an_idle_socket(bay: AbusedServer) -> None:

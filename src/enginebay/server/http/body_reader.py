@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from enginebay.server.http.body_encoding import decompress_body
 from enginebay.server.http.client_budget import BudgetLease, ClientBudgets
 from enginebay.server.http.exchange import Exchange
-from enginebay.server.http.form_body import Form
+from enginebay.server.http.form_body import Form, FormSource
 from enginebay.server.http.form_parser import is_form, read_boundary
 from enginebay.server.http.http_settings import HttpApplication, HttpSettings
 from enginebay.server.http.refusal import Refusal
@@ -34,10 +31,8 @@ class BodyReader:
         self._max_bytes = 0
         self._limit = ""
 
-    def begin(
-        self, exchange: Exchange, transport: asyncio.Transport, on_failed: Callable[[Exchange, Refusal], None]
-    ) -> None:
-        """Check what is known of a body before it arrives. `on_failed`: a form could not be stored."""
+    def begin(self, exchange: Exchange, source: FormSource) -> None:
+        """Check what is known of a body before it arrives."""
         self._size = self._wire_bytes = 0
         rule = self._application.find_body_rule(exchange)
         if rule is None:
@@ -56,10 +51,7 @@ class BodyReader:
                 raise Refusal(*refusal)
         if takes_form:
             boundary, lease = read_boundary(headers), BudgetLease(self._application.identify_client(exchange))
-            exchange.form = Form(
-                boundary, self._settings, self._budgets.forms, lease, transport,
-                lambda refusal: on_failed(exchange, refusal),
-            )  # fmt: skip
+            exchange.form = Form(boundary, self._settings, self._budgets.forms, lease, source, exchange)
 
     def count_wire_bytes(self, size: int) -> None:
         """Count what arrives, framing included."""

@@ -7,9 +7,10 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from enginebay.server.http.client_budget import BudgetLease, ClientBudget
+from enginebay.server.http.exchange import Exchange
 from enginebay.server.http.form_parser import FormParser, FormPart
 from enginebay.server.http.http_settings import HttpSettings
 from enginebay.server.http.refusal import Refusal
@@ -92,6 +93,16 @@ class FormFile:
             yield self.read(start, size)
 
 
+class FormSource(Protocol):
+    """The connection that a form arrives on."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def fail_form(self, exchange: Exchange, refusal: Refusal) -> None: ...
+
+
 class Form:
     """A multipart body. It has its `fields` and `files`, by name, once the request is handled."""
 
@@ -101,14 +112,14 @@ class Form:
         settings: HttpSettings,
         budget: ClientBudget,
         lease: BudgetLease,
-        transport: asyncio.Transport,
-        on_failed: Callable[[Refusal], None] | None,
+        source: FormSource,
+        exchange: Exchange,
     ) -> None:
         self._settings = settings
         self._budget = budget
         self._lease = lease
-        self._transport = transport
-        self._on_failed = on_failed
+        self._source = source
+        self._exchange: Exchange | None = exchange
         self._on_complete: Callable[[], object] | None = None
         self._spool = FormSpool(settings.find_form_folder)
         self._parser = FormParser(boundary, settings.form_limits, self._spool.append)
@@ -168,7 +179,7 @@ class Form:
 
     def _write(self) -> None:
         """Write in a thread what has gathered. The client waits meanwhile."""
-        self._transport.pause_reading()
+        self._source.pause_reading()
         self._writing = asyncio.get_running_loop().run_in_executor(None, self._spool.write, self._spool.take_gathered())
         self._writing.add_done_callback(self._on_written)
 
@@ -178,27 +189,27 @@ class Form:
             self._failure = Refusal(503, "the server cannot write the form to disk")
         if self._closed:
             self._spool.close()
-        elif not self._transport.is_closing():
+        else:
             self._continue()
 
     def _continue(self) -> None:
         """Go on after a write: read more of the form, write the rest, or report the end."""
         if self._failure is not None:
-            if self._on_failed is not None:
-                self._on_failed(self._failure)
+            if self._exchange is not None:
+                self._source.fail_form(self._exchange, self._failure)
         elif self._on_complete is None:
-            self._transport.resume_reading()
+            self._source.resume_reading()
         elif not self._spool.is_complete:
             self._write()
         else:
-            self._transport.resume_reading()
+            self._source.resume_reading()
             self._on_complete()
 
     def close(self) -> None:
         """Give the disk back. May be called twice."""
         self._closed = True
         self._parser.release()
-        self._on_failed = self._on_complete = None  # they hold the exchange
+        self._exchange = self._on_complete = None  # breaks reference cycles
         self._budget.release(self._lease)
         if self._writing is None:  # else the thread is still using the file
             self._spool.close()

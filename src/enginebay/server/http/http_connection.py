@@ -244,7 +244,7 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes = 0
         if "content-length" in self._headers or "transfer-encoding" in self._headers:
             try:
-                self._body_reader.begin(exchange, self._transport, self._fail_form)
+                self._body_reader.begin(exchange, self)
             except Refusal as refusal:
                 self._refuse_with(refusal, exchange)
                 return
@@ -285,7 +285,17 @@ class HttpConnection(asyncio.Protocol):
         if len(self._pipelined) >= _MAX_PIPELINED:
             self._transport.pause_reading()
 
-    def _fail_form(self, exchange: Exchange, refusal: Refusal) -> None:
+    # FormSource
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on, unless enough requests wait."""
+        if len(self._pipelined) < _MAX_PIPELINED and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def fail_form(self, exchange: Exchange, refusal: Refusal) -> None:
         """Refuse a form that could not be stored, while it arrives or when it is its turn."""
         if exchange is self._exchange:
             exchange.keep_alive = False
@@ -332,8 +342,7 @@ class HttpConnection(asyncio.Protocol):
     def _dispatch_next(self) -> None:
         """Dispatch the next pipelined request."""
         self._exchange = self._pipelined.popleft()
-        if len(self._pipelined) < _MAX_PIPELINED:
-            self._transport.resume_reading()
+        self.resume_reading()
         asyncio.get_running_loop().call_soon(self._dispatch, self._exchange)
 
     def release_body(self, exchange: Exchange | None) -> None:

@@ -161,6 +161,18 @@ async def test_a_form_after_a_form_on_one_connection(tmp_path: Path) -> None:
     assert client.received.index(b"\r\n\r\n1") < client.received.index(b"\r\n\r\n0")
 
 
+async def test_forms_that_wait_are_not_read_without_end(tmp_path: Path) -> None:
+    client = make_client(tmp_path, None).send(*[build_form(build_part("a", b"1"))] * 9)
+    assert len(client.app.requests) == 1 and client.transport.reading_paused
+    client.app.requests[0].respond(200, b"")
+    await run_pending_callbacks()
+    assert len(client.app.requests) == 2 and not client.transport.reading_paused
+    client.send(*[build_form(build_part("a", b"1"))] * 3)
+    client.app.requests[1].respond(200, b"")
+    await run_pending_callbacks()
+    assert len(client.app.requests) == 3 and client.transport.reading_paused
+
+
 async def test_a_client_that_leaves_gives_the_disk_back(tmp_path: Path) -> None:
     client = make_client(tmp_path)
     whole = build_form(build_part("file", b"x" * 2 * MB, "big"))

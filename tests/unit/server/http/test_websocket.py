@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -138,9 +137,8 @@ async def test_a_flood_of_pings_is_not_read_faster_than_it_is_answered() -> None
 
 async def test_a_flood_yields_to_other_connections() -> None:
     client = SocketClient(max_body_bytes=10**6)
-    began = time.perf_counter()
     client.send(build_frame(PONG) * 100_000)
-    assert time.perf_counter() - began < 0.5 and client.socket._unparsed and client.transport.reading_paused
+    assert client.socket._unparsed and client.transport.reading_paused
     client.transport.protocol.connection_lost(None)
     await asyncio.sleep(0.01)
     assert not client.socket._unparsed

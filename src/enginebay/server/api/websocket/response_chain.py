@@ -23,6 +23,7 @@ class ResponseCreation(Struct):
     previous_id: str | None  # if this connection knows it, and the body does not name it any more
     stream_id: str | None
     generate: bool
+    max_output_tokens: bytes = b"null"  # as asked, in JSON
 
 
 class _FinishedObject(Struct):
@@ -70,10 +71,11 @@ class ResponseChain:
             fields.pop(name, None)
         previous_id = self._continue(fields)
         fields["stream"] = Raw(b"true")
+        max_output_tokens = bytes(fields.get("max_output_tokens", b"null"))
         if not generate:  # the prompt goes to the engine's cache; the token is not sent
             fields |= {"store": Raw(b"false"), "max_output_tokens": Raw(b"%d" % _WARM_UP_TOKENS)}
         items = _list_items(fields.get("input"))
-        return ResponseCreation(_encode(fields), items, previous_id, stream_id, generate)
+        return ResponseCreation(_encode(fields), items, previous_id, stream_id, generate, max_output_tokens)
 
     def _continue(self, fields: dict[str, Raw]) -> str | None:
         """Put the last response before the input, if the request continues it. Return its id."""

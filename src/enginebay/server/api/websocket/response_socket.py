@@ -76,8 +76,9 @@ class ResponseExchange(SocketExchange):
         if creation.previous_id is not None:
             named = b'"previous_response_id":%b' % _encode(creation.previous_id)
             payload = payload.replace(b'"previous_response_id":null', named, 1)
+        if not creation.generate:
+            payload = _edit_warm_up(kind, payload, creation)
         if kind in _FINISHED:
-            payload = payload if creation.generate else _finish_warm_up(payload)
             self._finished = payload
         return payload
 
@@ -89,9 +90,11 @@ class ResponseExchange(SocketExchange):
                 self._chain.forget()
 
 
-def _finish_warm_up(payload: bytes) -> bytes:
-    """Return the last event of a response without output."""
+def _edit_warm_up(kind: bytes, payload: bytes, creation: ResponseCreation) -> bytes:
+    """Return an event of a response without output, with the limit on output that the client asked for."""
     event = msgspec.json.decode(payload)
-    event["type"] = "response.completed"
-    event["response"] |= {"status": "completed", "incomplete_details": None, "output": []}
+    event["response"]["max_output_tokens"] = msgspec.json.decode(creation.max_output_tokens)
+    if kind in _FINISHED:
+        event["type"] = "response.completed"
+        event["response"] |= {"status": "completed", "incomplete_details": None, "output": []}
     return _encode(event)

@@ -94,7 +94,7 @@ def test_the_response_names_the_one_before() -> None:
 
 
 def test_a_warm_up_sends_no_output() -> None:
-    turn = Turn(input="hi", generate=False)
+    turn = Turn(input="hi", generate=False, max_output_tokens=50)
     turn.exchange.start(200, "text/event-stream")
     turn.exchange.write(
         encode_event("response.created", response={"id": "r"}) + encode_event("response.output_text.delta", delta="x")
@@ -104,4 +104,5 @@ def test_a_warm_up_sends_no_output() -> None:
     turn.exchange.end(encode_event("response.incomplete", response=response))
     created, completed = turn.read_messages()
     assert created["type"] == "response.created" and completed["type"] == "response.completed"
-    assert completed["response"] == {"id": "r", "output": [], "status": "completed", "incomplete_details": None}
+    done = {"id": "r", "output": [], "status": "completed", "incomplete_details": None, "max_output_tokens": 50}
+    assert completed["response"] == done
