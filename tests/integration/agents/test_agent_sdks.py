@@ -63,7 +63,9 @@ async def test_the_agent_framework_of_microsoft(server: BayProcess, stream: bool
         cities.append(city)
         return f"{city}: 18 degrees"
 
-    async with Agent(OpenAIChatClient("toy", api_key="none", base_url=f"{server.url}/v1"), tools=[get_weather]) as agent:
+    async with Agent(
+        OpenAIChatClient("toy", api_key="none", base_url=f"{server.url}/v1"), tools=[get_weather]
+    ) as agent:
         session = agent.create_session()
         answers = []
         for question in QUESTIONS:
