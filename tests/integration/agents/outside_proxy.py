@@ -16,8 +16,7 @@ class OutsideProxy:
     @property
     def environ(self) -> dict[str, str]:
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-        local = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
-        return {**{name: self._url for upper in names for name in (upper, upper.lower())}, **local}
+        return {name: self._url for upper in names for name in (upper, upper.lower())}
 
     def take_hosts(self) -> list[str]:
         """Return the hosts that were asked for since the last call."""

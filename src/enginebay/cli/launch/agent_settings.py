@@ -65,8 +65,8 @@ def configure_codex(model: ModelTarget, directory: Path) -> AgentSettings:
     if model.context_length is not None:
         overrides["model_context_window"] = model.context_length
     # TOML writes strings, numbers and booleans as JSON does.
-    arguments = [part for name, value in overrides.items() for part in ("-c", f"{name}={json.dumps(value)}")]
-    return AgentSettings(tuple(arguments), {KEY_VARIABLE: model.key})
+    pairs = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in overrides.items()]
+    return AgentSettings(tuple(part for pair in pairs for part in ("-c", pair)), {KEY_VARIABLE: model.key})
 
 
 def configure_claude(model: ModelTarget, directory: Path) -> AgentSettings:

@@ -7,10 +7,11 @@ import os
 import shlex
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import typer
 
@@ -66,7 +67,8 @@ def launch(
     The settings last as long as the agent runs. `bay launch codex -- exec "explain this folder"` passes arguments on.
     """
     chosen = _find_agent(agent)
-    served = find_model(resolve_server(url), key, model)
+    server = resolve_server(url)
+    served = find_model(server, key, model)
     _warn_of_small_context(chosen, served)
     if print_:
         _print_settings(chosen, replace(served, key=_PRINTED_KEY if key else _NO_KEY))
@@ -81,14 +83,22 @@ def launch(
         settings = chosen.configure(served, Path(directory))
         for name, text in settings.files.items():
             (Path(directory) / name).write_text(text)
-        return run_in_foreground([program, *settings.arguments, *(arguments or ())], build_environment(settings))
+        env = build_environment(settings, os.environ, server)
+        return run_in_foreground([program, *settings.arguments, *(arguments or ())], env)
 
 
-def build_environment(settings: AgentSettings) -> dict[str, str]:
-    """Return this process's variables with those of the settings. An agent runs commands, so it gets no admin key."""
+def build_environment(settings: AgentSettings, environ: Mapping[str, str], server: ServerAddress) -> dict[str, str]:
+    """Return the variables of this process with those of the settings. Pure.
+
+    An agent runs commands, so it gets no admin key. It reaches a local server without a proxy, as `bay` itself does.
+    """
     removed = {*settings.removed_env, "ENGINEBAY_ADMIN_KEY"}
-    kept = {name: value for name, value in os.environ.items() if name not in removed}
-    return {**kept, **settings.env}
+    env = {name: value for name, value in environ.items() if name not in removed}
+    if server.is_local and any(name.lower().endswith("_proxy") for name in env):
+        direct = env.get("no_proxy") or env.get("NO_PROXY")
+        hosts = ",".join(filter(None, (direct, urlsplit(server.url).hostname)))
+        env |= {"no_proxy": hosts, "NO_PROXY": hosts}
+    return {**env, **settings.env}
 
 
 def _find_agent(name: str) -> Agent:

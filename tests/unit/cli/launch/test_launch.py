@@ -113,6 +113,16 @@ def test_variables_of_another_account_are_removed(
     assert "ANTHROPIC_API_KEY" not in env and env["ANTHROPIC_BASE_URL"] == server.url
 
 
+def test_a_local_server_is_reached_without_a_proxy(
+    server: ModelServer, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", NOWHERE)
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    assert main(["launch", "opencode", "--url", server.url]) == 0
+    env = read_env(record)
+    assert env["no_proxy"] == env["NO_PROXY"] == "example.org,127.0.0.1" and env["HTTPS_PROXY"] == NOWHERE
+
+
 def test_the_exit_status_is_that_of_the_agent(server: ModelServer, record: Path) -> None:
     install(record, "codex", "#!/bin/sh\nexit 7\n")
     assert main(["launch", "codex", "--url", server.url]) == 7
