@@ -157,7 +157,10 @@ INPUT_COMPONENTS: dict[str, Schema] = {
         obj({"type": const("function_call_output"), "call_id": STRING, "output": STRING}),
         obj({"type": const("custom_tool_call"), "call_id": STRING, "name": STRING, "input": STRING}),
         obj({"type": const("custom_tool_call_output"), "call_id": STRING, "output": STRING}),
-        obj({"type": const("reasoning"), "summary": array(OBJECT), "content": nullable(array(OBJECT))}, ("summary", "content")),
+        obj(
+            {"type": const("reasoning"), "summary": array(OBJECT), "content": nullable(array(OBJECT))},
+            ("summary", "content"),
+        ),
         obj({"type": const("compaction"), "encrypted_content": STRING}),
         obj({"type": const("item_reference"), "id": STRING}),
         description="A message, a tool call or its output, reasoning, a compaction, or a reference to a stored item.",
