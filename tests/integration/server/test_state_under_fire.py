@@ -139,7 +139,9 @@ def test_keys_do_not_see_each_other(tmp_path: Path) -> None:
     with run_server(config=config, environ={"ENGINEBAY_HOME": str(tmp_path)}) as server:
 
         def ask(key: str, method: str, path: str, body: Any = None) -> httpx.Response:
-            return httpx.request(method, f"{server.url}{path}", json=body, headers=build_bearer(key), timeout=60)
+            return httpx.request(
+                method, f"{server.url}{path}", json=body, headers=build_bearer(key), timeout=60, verify=False
+            )
 
         made = ask(mine, "POST", "/v1/responses", {**BODY, "input": "secret"}).json()
         conversation = ask(
@@ -174,7 +176,7 @@ def test_keys_do_not_see_each_other(tmp_path: Path) -> None:
             assert answer.status_code == unknown.status_code == status, (method, path, answer.text)
             assert "secret" not in answer.text
             assert answer.json()["error"]["code"] == unknown.json()["error"]["code"], "as if it had never been"
-            assert httpx.request(method, f"{server.url}{path}", json=body, timeout=60).status_code == 401
+            assert httpx.request(method, f"{server.url}{path}", json=body, timeout=60, verify=False).status_code == 401
         assert ask(mine, "GET", f"/v1/responses/{made['id']}").json() == made
 
 

@@ -10,7 +10,7 @@ import msgspec
 from enginebay.errors import InvalidRequest
 from enginebay.util.text_format import find_nearest
 
-_AT_PATH = re.compile(r"^(?P<problem>.*) - at (?:key in )?`(?:key in )?\$(?P<path>[^`]*)`$", re.DOTALL)
+_AT_PATH = re.compile(r"^(?P<problem>.*) - at (?:`key` in )?`(?:key in )?\$(?P<path>[^`]*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 
