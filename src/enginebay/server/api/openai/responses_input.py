@@ -197,7 +197,7 @@ def _add_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]
     elif kind in ("function_call_output", "custom_tool_call_output"):
         _add_call_output(item, where, messages, names)
     elif kind == "reasoning":
-        _add_reasoning(item, messages)
+        _add_reasoning(item, where, messages)
     elif kind in ("compaction", "compaction_summary"):
         summary = decode_summary(item.get("encrypted_content"), where)
         messages.append({"role": "assistant", "content": f"{_SUMMARY_HEADING}\n{summary}"})
@@ -210,15 +210,18 @@ def _add_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]
         )
 
 
-def _add_reasoning(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
+def _add_reasoning(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
     """Begin an assistant message with the reasoning; the text and the calls that follow join it."""
-    for key in ("content", "summary"):
-        parts = item.get(key)
-        texts = [part.get("text") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
-        text = "\n".join(text for text in texts if isinstance(text, str))
-        if text:
-            messages.append({"role": "assistant", "content": "", "reasoning_content": text})
-            return
+    content, summary = (_join_reasoning(item.get(key), f"{where}.{key}") for key in ("content", "summary"))
+    if content or summary:
+        messages.append({"role": "assistant", "content": "", "reasoning_content": content or summary})
+
+
+def _join_reasoning(parts: Any, where: str) -> str:
+    if parts is not None and (not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts)):
+        raise _make_input_error(f"{where} is not a list of parts", "send the item as it was received")
+    texts = [part.get("text") for part in parts or ()]
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _is_lone_reasoning(message: Mapping[str, Any]) -> bool:

@@ -153,7 +153,7 @@ INPUT_COMPONENTS: dict[str, Schema] = {
             },
             ("type",),
         ),
-        obj({"type": const("function_call"), "call_id": STRING, **_CALL_FUNCTION["properties"]}),
+        obj({"type": const("function_call"), "call_id": STRING, **_CALL_FUNCTION["properties"], "name": STRING}),
         obj({"type": const("function_call_output"), "call_id": STRING, "output": STRING}),
         obj({"type": const("custom_tool_call"), "call_id": STRING, "name": STRING, "input": STRING}),
         obj({"type": const("custom_tool_call_output"), "call_id": STRING, "output": STRING}),

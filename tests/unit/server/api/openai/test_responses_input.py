@@ -101,6 +101,8 @@ def test_calls_of_one_turn_are_one_message_and_outputs_get_their_name() -> None:
     [
         ({"type": "web_search_call", "id": "x"}, Unsupported, "'web_search_call'"),
         ({"type": "item_reference", "id": "x"}, Unsupported, "'item_reference'"),
+        ({"type": "reasoning", "content": "text"}, InvalidRequest, "input[0].content is not a list"),
+        ({"type": "reasoning", "summary": ["text"]}, InvalidRequest, "input[0].summary is not a list"),
         ({"type": "compaction", "encrypted_content": "bay1.!"}, InvalidRequest, "did not make"),
         ({"role": "user", "content": [{"type": "input_image"}]}, InvalidRequest, "input[0].content[0]"),
         ({"role": "user", "content": [{"type": "input_file"}]}, Unsupported, "input[0].content[0]"),
