@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BayProcess]:
 
 
 def post(server: BayProcess, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1{path}", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1{path}", json=body, timeout=60, verify=False)
 
 
 def create(server: BayProcess, input_: Any, **fields: Any) -> dict[str, Any]:

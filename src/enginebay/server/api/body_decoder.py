@@ -14,7 +14,7 @@ from enginebay.server.api.fields.unknown_fields import drop_unknown_fields, find
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.server_context import ServerContext
 
-_AT_PATH = re.compile(r"^(?P<problem>.*) - at `(?:key in )?\$(?P<path>[^`]*)`$", re.DOTALL)
+_AT_PATH = re.compile(r"^(?P<problem>.*) - at (?:`key` in )?`(?:key in )?\$(?P<path>[^`]*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 

@@ -62,8 +62,7 @@ async def create_response(context: ServerContext, request_context: RequestContex
 
 async def _create_response(context: ServerContext, request_context: RequestContext, body: ResponsesBody) -> None:
     turn = await _begin_turn(context, request_context, body)
-    entry, _ = context.catalog.find(body.model)
-    if body.background and entry.primary.live_session is None:  # it may take minutes to load
+    if body.background and context.catalog.find(body.model)[0].primary.live_session is None:  # a load may take minutes
         await _ensure_background(context, request_context, body, turn, Sampling())
     session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     request_context.stream = bool(body.stream)

@@ -144,7 +144,7 @@ def _build_operation(route: Route, operation: Operation, models: tuple[str, ...]
         if operation.examples:
             model = {"model": models[0] if models else "MODEL"} if operation.body in _BODIES_WITH_MODEL else {}
             content["examples"] = {title: {"value": {**model, **body}} for title, body in operation.examples.items()}
-        document["requestBody"] = {"required": True, "content": {JSON: content}}
+        document["requestBody"] = {"required": operation.body_required, "content": {JSON: content}}
     document["responses"] = {"200": _build_success(route, operation)}
     for status in _list_error_statuses(route, operation):
         document["responses"][str(status)] = {"$ref": f"#/components/responses/{operation.error}{status}"}

@@ -166,7 +166,7 @@ INPUT_COMPONENTS: dict[str, Schema] = {
             },
             ("type",),
         ),
-        obj({"type": const("function_call"), "call_id": STRING, **_CALL_FUNCTION["properties"]}),
+        obj({"type": const("function_call"), "call_id": STRING, **_CALL_FUNCTION["properties"], "name": STRING}),
         obj({"type": const("function_call_output"), "call_id": STRING, "output": STRING}),
         obj(
             {
@@ -175,9 +175,9 @@ INPUT_COMPONENTS: dict[str, Schema] = {
                 "summary": array(obj({"type": const("summary_text"), "text": STRING})),
                 "encrypted_content": nullable(STRING),
             },
-            ("content", "encrypted_content"),
+            ("summary", "content", "encrypted_content"),
         ),
-        obj({"type": const("custom_tool_call"), "call_id": STRING, "name": _NAME, "input": STRING}),
+        obj({"type": const("custom_tool_call"), "call_id": STRING, "name": STRING, "input": STRING}),
         obj({"type": const("custom_tool_call_output"), "call_id": STRING, "output": STRING}),
         obj({"type": const("compaction"), "encrypted_content": STRING}),
         obj({"type": const("item_reference"), "id": STRING}),

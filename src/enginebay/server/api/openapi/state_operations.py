@@ -58,7 +58,7 @@ STATE_OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/conversations"): Operation(
         operation_id="createConversation", tag=_STATE, summary="Create a conversation",
         description="Name it in `conversation` of a response: its items come first, and the turn is added to it.",
-        body="ConversationBody", response="Conversation", names_state=True,
+        body="ConversationBody", body_required=False, response="Conversation", names_state=True,
         examples={"empty": {}, "with an item": {"items": [_MESSAGE], "metadata": {"topic": "numbers"}}},
     ),
     ("GET", "/v1/conversations/{conversation_id}"): Operation(

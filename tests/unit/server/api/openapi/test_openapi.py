@@ -193,3 +193,9 @@ def test_the_page_loads_nothing_from_other_hosts() -> None:
     assert "/openapi.json" in page
     assert not re.search(r"https?://", page)
     assert "innerHTML" not in page
+
+
+def test_a_key_that_is_too_long_names_its_field() -> None:
+    with pytest.raises(InvalidRequest) as error:
+        decode_body(STRUCTS["ConversationBody"], json.dumps({"metadata": {"k" * 65: "v"}}).encode())
+    assert error.value.param == "metadata"
