@@ -133,11 +133,11 @@ INPUT_COMPONENTS: dict[str, Schema] = {
         obj(
             {
                 "type": const("reasoning"),
-                "content": array(obj({"type": const("reasoning_text"), "text": STRING})),
-                "summary": array(obj({"type": const("summary_text"), "text": STRING})),
+                "content": nullable(array(obj({"type": const("reasoning_text"), "text": STRING}))),
+                "summary": nullable(array(obj({"type": const("summary_text"), "text": STRING}))),
                 "encrypted_content": nullable(STRING),
             },
-            ("content", "encrypted_content"),
+            ("content", "summary", "encrypted_content"),
         ),
         description="A message, a thought, a function call, or its output.",
     ),
