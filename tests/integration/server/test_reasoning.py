@@ -201,6 +201,20 @@ def test_switches_and_thoughts_that_the_model_has_no_place_for_are_named(server:
     assert "reasoning_effort: " in ignored and "reasoning_content: " in ignored
 
 
+def test_a_remote_thought_passes_through(server: BayProcess) -> None:
+    remote = {"engine": "openai", "may_leave_host": True, "openai": {"url": f"{server.url}/v1", "model": "think"}}
+    with run_server(config={"models": {"far": remote}}) as near:
+        for name in ("qwen3", "qwen3-tool", "qwen3-off"):
+            tools = {"tools": TOOLS} if RECORDINGS[name]["expect"]["calls"] else {}
+            answer = ask(near, prompt(name), "far", reasoning_effort="low", **tools).json()
+            message = answer["choices"][0]["message"]
+            calls = [
+                (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
+            ]
+            assert (message.get("reasoning", ""), message["content"] or "", calls) == expect(name)
+            assert bool(answer["usage"]["completion_tokens_details"]["reasoning_tokens"]) == bool(expect(name)[0])
+
+
 async def test_a_killed_worker_changes_neither_phase() -> None:
     """The worker dies within the thought, or within the answer, of responses in two phases."""
     model = {"engine": "fake", "reasoning_format": "think", "fake": {"script_by_prompt": SCRIPTS, "step_s": 0.004}}

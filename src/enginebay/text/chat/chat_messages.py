@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.text.reasoning.reasoning_history import read_thought
 from enginebay.util.text_format import find_nearest
 
 # Roles that published chat templates know. Any other is a typo, which the model would answer with nonsense.
@@ -67,6 +68,8 @@ def _normalize_message(message: Any, number: int, parts: bool) -> dict[str, Any]
     normalized["content"] = _normalize_content(
         message.get("content"), where, parts, optional=bool(message.get("tool_calls"))
     )
+    if role == "assistant":
+        read_thought(message, where)  # raises if it is no text
     if normalized.get("tool_calls"):
         normalized["tool_calls"] = _normalize_tool_calls(normalized["tool_calls"], where)
     return normalized

@@ -47,6 +47,9 @@ class TagReasoningParser(ReasoningParser):
     def _read(self, text: str, out: list[OutputEvent]) -> None:
         if self._state == self._read_answer and not self._closer:
             return self._emit_answer(text, out)
+        if self._state == self._read_thought and self._is_certain(text):
+            self._emit_thought("".join(self._gap) + text, out)
+            return self._gap.clear()
         if not self._buffer and self._state != self._read_answer:
             stripped = text.lstrip(WHITESPACE)
             self._gap.append(text[: len(text) - len(stripped)])
@@ -57,6 +60,10 @@ class TagReasoningParser(ReasoningParser):
         while self._state(out):
             pass
         return None
+
+    def _is_certain(self, text: str) -> bool:
+        """Return whether a piece of the thought can be emitted at once. Most can."""
+        return not self._buffer and self._tags.closing[0] not in text and text[-1:] not in WHITESPACE
 
     def _read_opening(self, out: list[OutputEvent]) -> bool:
         """At the start of the output."""

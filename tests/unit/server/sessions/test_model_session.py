@@ -3,8 +3,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from enginebay.server.api.openai.model_objects import redact_paths
-from enginebay.server.sessions.model_session import ModelSession
+from enginebay.server.sessions.model_session import ModelSession, _select_reasoning_format
+from enginebay.text.reasoning import REASONING_FORMATS
+from enginebay.text.tool_calls import TOOL_CALL_FORMATS
 
 BEGIN, END = 900, 901
 
@@ -33,3 +37,35 @@ def test_paths_of_this_host_are_not_shown() -> None:
         {"a": "/srv/models/x.gguf", "b": ["~/x", {"c": "see /etc/x: it is 5 tokens/s"}], "d": 3, "e": "a/b"}
     )
     assert redacted == {"a": "(a path)", "b": ["(a path)", {"c": "see (a path): it is 5 tokens/s"}], "d": 3, "e": "a/b"}
+
+
+def test_markers_are_those_of_calls_and_of_thoughts_that_are_special() -> None:
+    ids = {"[TOOL_CALLS]": 9, "[THINK]": 34, "[/THINK]": 35}
+    tokenizer = SimpleNamespace(raw=SimpleNamespace(token_to_id=ids.get), special_ids={9, 34})
+    session: Any = SimpleNamespace(
+        tool_format=TOOL_CALL_FORMATS["mistral"],
+        reasoning_format=REASONING_FORMATS["mistral"],
+        client=SimpleNamespace(prompt_encoder=SimpleNamespace(tokenizer=tokenizer)),
+    )
+    assert ModelSession._find_marker_ids(session) == {9: "[TOOL_CALLS]", 34: "[THINK]"}
+
+
+@pytest.mark.parametrize(
+    ("configured", "renders", "template", "name"),
+    [
+        ("auto", False, "{{ '<think>' }}", "think"),
+        ("auto", False, None, None),
+        ("none", False, "{{ '<think>' }}", None),
+        ("harmony", False, None, "harmony"),
+        ("auto", True, None, "think"),
+        ("none", True, None, None),
+    ],
+)
+def test_the_format_of_thoughts(configured: str, renders: bool, template: str | None, name: str | None) -> None:
+    client: Any = SimpleNamespace(
+        handle=SimpleNamespace(reasoning_format=configured),
+        spec=SimpleNamespace(renders=renders),
+        prompt_encoder=SimpleNamespace(chat_template=template),
+    )
+    chosen = _select_reasoning_format(client)
+    assert (chosen.name if chosen else None) == name

@@ -13,7 +13,7 @@ from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong, get_
 from enginebay.server.api.fields.hosted_tools import drop_hosted_tools
 from enginebay.server.api.openai import sampling_params
 from enginebay.server.api.openai.reasoning.reasoning_switches import ThinkingFields, translate_switches
-from enginebay.server.api.openai.reasoning.thought_plan import note_dropped_thoughts, plan_thought
+from enginebay.server.api.openai.reasoning.thought_plan import check_thoughts, plan_thought
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
@@ -45,7 +45,7 @@ async def plan_chat(
     tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
     max_tokens, max_tokens_param = _resolve_max_tokens(body)
     switches = translate_switches(request_context, session, ThinkingFields.read_chat(body))
-    note_dropped_thoughts(request_context, session, body.messages)
+    check_thoughts(request_context, session, body.messages)
     extras = _collect_extras(body, tools, session) | switches.extras
     request = GenerateRequest(
         messages=tools.with_preface(body.messages),

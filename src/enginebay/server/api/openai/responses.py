@@ -20,6 +20,7 @@ from enginebay.server.api.openai.encoders.responses_output import OutputParser, 
 from enginebay.server.api.openai.encoders.responses_writers import ResponsesJsonWriter, ResponsesSseWriter
 from enginebay.server.api.openai.reasoning.reasoning_items import list_ignored_reasoning, read_thinking_fields
 from enginebay.server.api.openai.reasoning.reasoning_switches import translate_switches
+<<<<<<< HEAD
 from enginebay.server.api.openai.reasoning.thought_plan import MakeParser, note_dropped_thoughts, plan_thought
 from enginebay.server.api.openai.response_objects import ConversationReferenceObject, ReasoningObject
 from enginebay.server.api.openai.responses_api.background import move_to_background
@@ -33,6 +34,11 @@ from enginebay.server.api.openai.responses_api.turn import (
     store_turn,
 )
 from enginebay.server.api.openai.sampling_params import read_constraint, read_sampling
+=======
+from enginebay.server.api.openai.reasoning.thought_plan import MakeParser, check_thoughts, plan_thought
+from enginebay.server.api.openai.response_objects import ReasoningObject
+from enginebay.server.api.openai.sampling_params import check_unsupported_account_fields, read_constraint, read_sampling
+>>>>>>> reasoning
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
@@ -253,7 +259,7 @@ def _apply_switches(
     """Return the request and the template's options with the switches of thinking, and the thought's token limit."""
     switches = translate_switches(request_context, session, read_thinking_fields(body))
     request_context.ignored |= list_ignored_reasoning(body)
-    note_dropped_thoughts(request_context, session, chat.request.messages or ())
+    check_thoughts(request_context, session, chat.request.messages or ())
     request = replace(chat.request, extras={**chat.request.extras, **switches.extras})
     return request, chat.template_options | switches.template_options, switches.max_tokens
 

@@ -20,7 +20,8 @@ from enginebay.server.api.openai.encoders.responses_output import ResponseOutput
 from enginebay.server.api.openai.responses import build_echoed_fields
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.encoding.choice_state import ChoiceState, ResponseTiming
-from enginebay.text.output_events import AnswerText, ToolCallArguments, ToolCallStart
+from enginebay.text.output_events import AnswerText, ReasoningText, ToolCallArguments, ToolCallStart
+from enginebay.text.reasoning import REASONING_FORMATS
 
 LOGPROBS = (TokenLogprobs(65, -0.5, ((65, -0.5), (300, float("-inf")))),)
 USAGE, TIMING = Usage(5, 3, 2), ResponseTiming(0.1, 0.2, 0.3)
@@ -49,7 +50,7 @@ def test_chat_chunks(with_usage: bool, with_logprobs: bool) -> None:
     encoder = ChatEncoder(**COMMON, choices=2, include_usage=with_usage, with_logprobs=with_logprobs)
     choice = ChoiceState(1)
     before, after = encoder.build_text_envelope(1)
-    events = [ToolCallStart(0, "f"), ToolCallArguments(0, '{"a'), AnswerText("text")]
+    events = [ReasoningText("hm"), ToolCallStart(0, "f"), ToolCallArguments(0, '{"a'), AnswerText("text")]
     stream = [
         encoder.encode_opening(),
         before + b'"He\\n"' + after,
@@ -58,7 +59,7 @@ def test_chat_chunks(with_usage: bool, with_logprobs: bool) -> None:
         encoder.encode_finish(1, "tool_calls"),
     ]
     chunks = check_stream(b"".join(stream), objects.ChatCompletionChunkObject)
-    assert len(chunks) == 2 + 2 + 3 + 1
+    assert len(chunks) == 2 + 2 + 4 + 1
     assert (chunks[3].choices[0].logprobs is not None) is with_logprobs
     assert all((chunk.usage is None) is with_usage for chunk in chunks)
 
@@ -75,7 +76,10 @@ def test_chat_chunks(with_usage: bool, with_logprobs: bool) -> None:
 def test_the_last_chunk(kind: Any, fields: dict[str, Any], struct: Any, extended: bool, energy: Energy | None) -> None:
     options = {"include_timing": extended, "include_energy": extended}
     encoder = kind(**COMMON, **fields, **options, with_logprobs=False, include_usage=True)
+    (thoughtful,) = check_stream(encoder.encode_closing(USAGE, TIMING, energy, 2), struct)
+    assert thoughtful.usage.completion_tokens_details.reasoning_tokens == 2
     (chunk,) = check_stream(encoder.encode_closing(USAGE, TIMING, energy), struct)
+    assert chunk.usage.completion_tokens_details is msgspec.UNSET
     assert chunk.choices == [] and chunk.usage.total_tokens == 8
     assert (chunk.usage.enginebay is not msgspec.UNSET) is extended
 
@@ -96,12 +100,15 @@ def test_completion_chunks(with_usage: bool) -> None:
 @pytest.mark.parametrize("energy", ENERGIES)
 def test_bodies(energy: Energy | None) -> None:
     choice = ChoiceState(0, texts=["hi"], logprobs=list(LOGPROBS), finish_reason="stop")
-    called = ChoiceState(0, finish_reason="tool_calls")
+    called = ChoiceState(0, REASONING_FORMATS["think"].create_parser(None), finish_reason="tool_calls")
+    called.append_event(ReasoningText("hm"), "")
     called.append_event(ToolCallStart(0, "f"), "call_0")
     options = {"include_usage": False, "include_energy": True, "with_logprobs": True}
     chat = ChatEncoder(**COMMON, **options, choices=1)
     body = check(chat.encode_body([choice, called], USAGE, energy), objects.ChatCompletionObject)
     assert [one.message.content for one in body.choices] == ["hi", None]
+    assert [one.message.reasoning for one in body.choices] == [msgspec.UNSET, "hm"]
+    assert body.usage.completion_tokens_details.reasoning_tokens == 0
     completion = CompletionEncoder(**COMMON, **options, echoes=["echo"])
     check(completion.encode_body([choice], USAGE, energy), objects.CompletionObject)
 
@@ -113,9 +120,9 @@ def test_responses_and_their_events() -> None:
     encoder = ResponseEncoder("resp_1", 1_700_000_000, "m", build_echoed_fields(body, Sampling()), include_energy=True)
 
     def encode(failed: bool, reason: str) -> list[dict[str, Any]]:
-        output = ResponseOutput("resp_1", next_id, COMMON["token_bytes"])
+        output = ResponseOutput("resp_1", next_id, COMMON["token_bytes"], encrypts_reasoning=failed)
         events = ResponseEventEncoder(encoder, output)
-        stream = events.encode_opening() + events.encode_texts(["a", "b"])
+        stream = events.encode_opening() + events.encode_event(ReasoningText("hm")) + events.encode_texts(["a", "b"])
         stream += events.encode_event(AnswerText("c"), LOGPROBS)
         stream += events.encode_event(ToolCallStart(0, "f")) + events.encode_event(ToolCallArguments(0, "{}"))
         stream += events.encode_failure(EngineFailed("x")) if failed else events.encode_closing(USAGE, reason)
@@ -128,9 +135,9 @@ def test_responses_and_their_events() -> None:
         for name, struct in (
             ("response", objects.ResponseObject),
             ("item", objects.ItemObject),
-            ("part", objects.OutputTextObject),
+            ("part", objects.OutputTextObject | objects.ReasoningTextObject),
             ("logprobs", list[objects.LogprobEntryObject]),
         ):
             if name in event:
                 check(json.dumps(event[name]).encode(), struct)
-    assert len(seen) == 13
+    assert len(seen) == 15

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
+
+import msgspec
 
 from enginebay.contract import TokenLogprobs
 from enginebay.server.api.openai import response_objects as objects
@@ -12,6 +14,8 @@ from enginebay.server.api.openai.encoders.choices_encoder import ChoicesEncoder
 from enginebay.server.api.openai.encoders.logprobs import encode_chat_logprobs
 from enginebay.server.encoding.choice_state import ChoiceState
 from enginebay.text.output_events import ReasoningText, ToolCallArguments, ToolCallStart
+
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +26,7 @@ class ChatEncoder(ChoicesEncoder):
     chunk_object_name: ClassVar[bytes] = b"chat.completion.chunk"
 
     choices: int
+    _reasoning_envelopes: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
     # JSON
 
@@ -69,8 +74,18 @@ class ChatEncoder(ChoicesEncoder):
             fragment = {"index": event.index, "function": {"arguments": event.fragment}}
             return self._encode_event(choice.index, {"tool_calls": [fragment]})
         if isinstance(event, ReasoningText):
-            return self._encode_event(choice.index, {"reasoning_content": event.text, "reasoning": event.text})
+            before, after = self._get_reasoning_envelope(choice.index)
+            text = _encode(event.text)
+            return b'%b%b,"reasoning":%b%b' % (before, text, text, after)
         return self._encode_event(choice.index, {"content": event.text})
+
+    def _get_reasoning_envelope(self, index: int) -> tuple[bytes, bytes]:
+        """Return the bytes before and after a thought's text, encoded once: thoughts are long."""
+        if index not in self._reasoning_envelopes:
+            _, after = self.build_text_envelope(index)
+            before = self._chunk_prefix() + b'{"index":%d,"delta":{"reasoning_content":' % index
+            self._reasoning_envelopes[index] = before, after
+        return self._reasoning_envelopes[index]
 
     def encode_finish(self, index: int, reason: str) -> bytes:
         return self._encode_event(index, {}, reason)

@@ -33,10 +33,12 @@ def list_ignored_reasoning(body: ResponsesBody) -> dict[str, str]:
 
 def add_reasoning_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
     """Add a thought. The message or calls that follow it belong to the same turn."""
-    thought = _read_parts(item, "content", where) or _read_parts(item, "summary", where)
+    content, summary = _read_parts(item, "content", where), _read_parts(item, "summary", where)
+    thought = content or summary
     encrypted = item.get("encrypted_content")
-    if not thought and isinstance(encrypted, str):
-        thought = decrypt_thought(encrypted)
+    if not isinstance(encrypted, (str, type(None))):
+        raise _make_error(f"{where}.encrypted_content is not a string")
+    thought = thought or decrypt_thought(encrypted or "")
     if not thought:
         return
     if messages and _is_thought(messages[-1]):

@@ -13,7 +13,12 @@ from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.text.output_events import OutputEventParser
 from enginebay.text.reasoning import ReasoningFormat
-from enginebay.text.reasoning.reasoning_history import REASONING_KEYS, ReasoningSlot, find_reasoning_slot
+from enginebay.text.reasoning.reasoning_history import (
+    REASONING_KEYS,
+    ReasoningSlot,
+    find_reasoning_slot,
+    read_thought,
+)
 
 MakeParser = Callable[[], OutputEventParser | None]
 
@@ -50,11 +55,16 @@ def _make_parser(
     return reasoning_format.create_parser(make_tool_parser(), prompt_end)
 
 
-def note_dropped_thoughts(
+def check_thoughts(
     request_context: RequestContext, session: ModelSession, messages: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Note that the chat template has no place for the thoughts of earlier turns."""
-    if session.client.spec.renders or not any(message.get(key) for message in messages for key in REASONING_KEYS):
+    """Check the thoughts of earlier turns, and note if the chat template has no place for them."""
+    thoughts = [
+        read_thought(message, f"messages[{number}]")
+        for number, message in enumerate(messages)
+        if message.get("role") == "assistant" and not message.keys().isdisjoint(REASONING_KEYS)
+    ]
+    if session.client.spec.renders or not any(thoughts):
         return
     if find_reasoning_slot(session.client.prompt_encoder.chat_template) is ReasoningSlot.NONE:
         request_context.ignored["reasoning_content"] = "the chat template has no place for earlier thoughts"
