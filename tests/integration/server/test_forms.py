@@ -19,8 +19,8 @@ import pytest
 from enginebay.config.sections.server_section import ServerConfig, ServerLimits
 from enginebay.server.api import app as app_module
 from enginebay.server.api.app import App
+from enginebay.server.api.request_dialect import encode_http_refusal
 from enginebay.server.auth.api_keys import ApiKey, Keyring, hash_key
-from enginebay.server.encoding.error_responses import encode_refusal
 from enginebay.server.http.form_parser import FormLimits
 from enginebay.server.http.http_settings import HttpSettings
 from enginebay.server.http.listener import HttpListener
@@ -102,7 +102,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     app = App(context, Keyring([ApiKey("only", hash_key("the-only-key-here"))]), Tracer(), keyless=False)
     settings = HttpSettings(
         max_body_bytes=MB, max_header_bytes=32 << 10, max_connections=50, header_timeout_s=5, body_timeout_s=1, keep_alive_s=5,
-        stall_timeout_s=5, write_buffer_bytes=64 << 10, encode_refusal=encode_refusal, find_form_folder=lambda: tmp_path,
+        stall_timeout_s=5, write_buffer_bytes=64 << 10, encode_refusal=encode_http_refusal, find_form_folder=lambda: tmp_path,
         form_limits=FormLimits(max_parts=20), max_form_disk_bytes=100 * MB, max_client_form_disk_bytes=100 * MB,
     )  # fmt: skip
     sock = socket.create_server(("127.0.0.1", 0))

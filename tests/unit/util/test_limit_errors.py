@@ -21,7 +21,8 @@ from enginebay.server.api.openai.responses_input import to_chat_messages
 from enginebay.server.api.openai.sampling_params import read_constraint, read_sampling
 from enginebay.server.api.openai.schemas import ChatBody, ResponsesBody
 from enginebay.server.api.openai.tool_use import plan_tools
-from enginebay.server.encoding.error_responses import encode_error, encode_refusal
+from enginebay.server.api.request_dialect import encode_http_refusal
+from enginebay.server.encoding.error_responses import encode_error
 from enginebay.server.requests.run_generation import make_timeout_error
 from enginebay.server.sessions.admission_queue import AdmissionQueue
 from enginebay.util.limit_errors import make_limit_error
@@ -135,5 +136,5 @@ async def test_limits_on_the_transport_name_their_settings() -> None:
 
 
 def test_a_refusal_over_a_limit_names_it() -> None:
-    message = json.loads(encode_refusal(413, "the body exceeds 9 bytes", "body_bytes"))["error"]["message"]
+    message = json.loads(encode_http_refusal(413, "the body exceeds 9 bytes", "body_bytes"))["error"]["message"]
     assert message == "the body exceeds 9 bytes. The limit is set by server.limits.body_bytes."

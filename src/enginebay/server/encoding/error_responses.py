@@ -146,10 +146,6 @@ def make_refusal(status: int, message: str, limit: str = "") -> EnginebayError:
     return kind(message, format_limit_hint(limit) if limit else "")
 
 
-def encode_refusal(status: int, message: str, limit: str = "") -> bytes:
-    return encode_error_body(make_refusal(status, message, limit))
-
-
 class ErrorForm(Protocol):
     """How a dialect encodes errors."""
 

@@ -16,12 +16,12 @@ from enginebay.errors import (
     RateLimited,
     Unauthorized,
 )
+from enginebay.server.api.request_dialect import encode_http_refusal
 from enginebay.server.encoding.error_responses import (
     ERROR_TABLE,
     build_error_headers,
     encode_error,
     encode_error_body,
-    encode_refusal,
     get_error_row,
 )
 from enginebay.server.http.exchange import REASON_PHRASES
@@ -103,5 +103,5 @@ def test_headers_of_401_and_405() -> None:
 
 
 def test_a_refusal_has_the_same_format() -> None:
-    found = json.loads(encode_refusal(431, "too long"))["error"]
+    found = json.loads(encode_http_refusal(431, "too long"))["error"]
     assert found["message"] == "too long" and found["type"] == "invalid_request_error"

@@ -20,8 +20,7 @@ from enginebay.server.api.openai.encoders.responses_output import OutputParser, 
 from enginebay.server.api.openai.encoders.responses_writers import ResponsesJsonWriter, ResponsesSseWriter
 from enginebay.server.api.openai.reasoning.reasoning_items import list_ignored_reasoning, read_thinking_fields
 from enginebay.server.api.openai.reasoning.reasoning_switches import translate_switches
-<<<<<<< HEAD
-from enginebay.server.api.openai.reasoning.thought_plan import MakeParser, note_dropped_thoughts, plan_thought
+from enginebay.server.api.openai.reasoning.thought_plan import MakeParser, check_thoughts, plan_thought
 from enginebay.server.api.openai.response_objects import ConversationReferenceObject, ReasoningObject
 from enginebay.server.api.openai.responses_api.background import move_to_background
 from enginebay.server.api.openai.responses_api.state_schemas import InputTokensObject
@@ -34,11 +33,6 @@ from enginebay.server.api.openai.responses_api.turn import (
     store_turn,
 )
 from enginebay.server.api.openai.sampling_params import read_constraint, read_sampling
-=======
-from enginebay.server.api.openai.reasoning.thought_plan import MakeParser, check_thoughts, plan_thought
-from enginebay.server.api.openai.response_objects import ReasoningObject
-from enginebay.server.api.openai.sampling_params import check_unsupported_account_fields, read_constraint, read_sampling
->>>>>>> reasoning
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools

@@ -175,11 +175,7 @@ INPUT_COMPONENTS: dict[str, Schema] = {
                 "summary": nullable(array(obj({"type": const("summary_text"), "text": STRING}))),
                 "encrypted_content": nullable(STRING),
             },
-<<<<<<< HEAD
             ("summary", "content", "encrypted_content"),
-=======
-            ("content", "summary", "encrypted_content"),
->>>>>>> reasoning
         ),
         obj({"type": const("custom_tool_call"), "call_id": STRING, "name": STRING, "input": STRING}),
         obj({"type": const("custom_tool_call_output"), "call_id": STRING, "output": STRING}),

@@ -117,7 +117,9 @@ class ResponsesSseWriter(SseWriter):
     def write_completed(self) -> None:
         self._encode_texts()
         self._events_ready += [self._encoder.encode_event(*pair) for pair in self._parser.end()]
-        self.response = self._encoder.build_finished(self.usage, self._engine_finish_reason, self.energy)
+        self.response = self._encoder.build_finished(
+            self.usage, self._engine_finish_reason, self.energy, self._parser.reasoning_tokens
+        )
         if self.defers_end:
             self.flush()
         else:
