@@ -49,8 +49,8 @@ MESSAGES_COMPONENTS: dict[str, Schema] = {
     ),
     "MessagesAssistantBlock": any_of(
         ref("MessagesTextBlock"),
-        obj({"type": const("thinking"), "thinking": STRING, "signature": STRING}),
-        obj({"type": const("redacted_thinking"), "data": STRING}),
+        obj({"type": const("thinking"), "thinking": STRING, "signature": {}}, ("signature",)),
+        obj({"type": const("redacted_thinking")}),
         obj({"type": const("tool_use"), "id": STRING, "name": _NAME, "input": OBJECT}),
     ),
     "MessagesMessage": any_of(
