@@ -44,9 +44,9 @@ async def tokenize(context: ServerContext, request_context: RequestContext) -> N
     prompt_encoder = _get_prompt_encoder(session)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
+    await request_context.run_in_thread_if_large(plan_tools, body.tools, None, None, session.limits, session)
     if body.messages is not None:
         check_message_count(body.messages, session.limits)
-        await request_context.run_in_thread_if_large(plan_tools, body.tools, None, None, session.limits, session)
         options = {} if body.add_generation_prompt is None else {"add_generation_prompt": body.add_generation_prompt}
         encode = partial(
             prompt_encoder.encode_chat,
