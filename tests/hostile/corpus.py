@@ -53,5 +53,5 @@ def _load_module(name: str) -> Iterator[HostileCase]:
 
 
 def is_in_sample(case: HostileCase) -> bool:
-    """Whether `make test-ci` sends this case to llama.cpp too: about a quarter, by name, and what once did harm."""
-    return case.name in ONCE_HARMFUL or crc32(case.name.encode()) % 4 == 0
+    """Whether `make test-ci` sends this case to real engines too: about a fifth, by name, and what once did harm."""
+    return case.name in ONCE_HARMFUL or crc32(case.name.encode()) % 19 < 4

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.hostile.hostile_case import (
     COMPLETIONS,
+    MAX_TOKENS,
     RESPONSES,
     Expected,
     HostileCase,
@@ -207,7 +208,7 @@ CHOICES = [
     make_literal_case("choice-lone-surrogate", "guided_choice", r'["\ud800"]'),
     make_case("choice-in-completions", {"guided_choice": [f"c{n}" for n in range(1000)]}, path=COMPLETIONS,
               check=check_choice([f"c{n}" for n in range(1000)])),
-    make_case("choice-with-min-tokens", {"guided_choice": ["a"], "min_tokens": 12}),
+    make_case("choice-with-min-tokens", {"guided_choice": ["a"], "min_tokens": MAX_TOKENS}),
     make_case("choice-with-no-repeats", {"guided_choice": ["aaaaaaaaaaaa"], "no_repeat_ngram_size": 1, "temperature": 1}),
     make_case("choice-with-bias-against-it", {"guided_choice": ["yes", "no"], "logit_bias": {str(n): -100 for n in range(250)}},
               check=check_choice(["yes", "no"])),

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,15 @@ def build_headers(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}", "content-type": "application/json"}
 
 
+@dataclass(frozen=True)
+class SentCase:
+    """A case and what came back."""
+
+    case: HostileCase
+    answer: RawResponse | None  # None: nothing in time
+    took_s: float
+
+
 @dataclass
 class HostileSite:
     """A running server under attack."""
@@ -104,6 +114,13 @@ class HostileSite:
     def read_pids(self) -> dict[str, int]:
         return {model["name"]: model["pid"] for model in self.ask_admin("/admin/ps").json()["models"] if model["pid"]}
 
+    def is_same_worker(self) -> bool:
+        """Whether no worker is another one, nor the server gone."""
+        try:
+            return self.read_pids() == self.pids
+        except httpx.HTTPError:
+            return False
+
     def count_deaths(self) -> float:
         lines = self.ask_admin("/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("enginebay_worker_deaths_total{"))
@@ -116,27 +133,40 @@ class HostileSite:
 
     # The hostile client
 
-    def send(self, case: HostileCase) -> tuple[RawResponse | None, float]:
-        """The answer, None if there was none, and how long it took."""
+    def send(self, case: HostileCase) -> SentCase:
         began = time.monotonic()
         try:
             found = self.client.post(case.path, content=case.body, headers=case.headers)
         except httpx.HTTPError:
-            return None, time.monotonic() - began
-        return RawResponse(found.status_code, dict(found.headers), found.content), time.monotonic() - began
+            return SentCase(case, None, time.monotonic() - began)
+        answer = RawResponse(found.status_code, dict(found.headers), found.content)
+        return SentCase(case, answer, time.monotonic() - began)
+
+    def send_at_once(self, cases: Sequence[HostileCase]) -> list[SentCase]:
+        with ThreadPoolExecutor(len(cases)) as pool:
+            return list(pool.map(self.send, cases))
 
     def attack(self, case: HostileCase) -> None:
-        """Send the case; fail if the answer is wrong, late or missing, or if a worker is another one afterwards."""
-        before = sum(len(client.problems) for client in self.honest)
-        answer, took_s = self.send(case)
-        if answer is not None and self.limit_s < took_s <= STALL_FACTOR * self.limit_s:
-            answer, took_s = self.send(case)
-        assert answer is not None, f"no answer in {took_s:.1f} s: {case.shown}"
-        check_answer(case, answer, self.constrains_text(case))
+        """Send the case; fail if the answer is wrong, late or missing, or if it harmed others."""
+        before = self.count_problems()
+        sent = self.send(case)
+        if sent.answer is not None and self.limit_s < sent.took_s <= STALL_FACTOR * self.limit_s:
+            sent = self.send(case)
+        self.check(sent)
+        self.assert_nobody_harmed(before, case.shown)
+
+    def check(self, sent: SentCase) -> None:
+        """The answer is right and in time."""
+        case, took_s = sent.case, sent.took_s
+        assert sent.answer is not None, f"no answer in {took_s:.1f} s: {case.shown}"
+        check_answer(case, sent.answer, self.constrains_text(case))
         assert took_s <= self.limit_s, f"answered after {took_s:.1f} s, limit {self.limit_s:.1f} s: {case.shown}"
-        assert self.read_pids() == self.pids, f"the worker died: {case.shown}"
-        problems = [problem for client in self.honest for problem in client.problems]
-        assert len(problems) == before, f"others failed ({problems[before:]}): {case.shown}"
+
+    def assert_nobody_harmed(self, before: int, shown: str) -> None:
+        """The workers are the same, and no honest client saw an error more than these."""
+        assert self.is_same_worker(), f"the worker died: {shown}"
+        problems = self._list_problems()
+        assert len(problems) == before, f"others failed ({problems[before:]}): {shown}"
 
     def constrains_text(self, case: HostileCase) -> bool:
         """The fake engine keeps to choices; its JSON is a stand-in."""
@@ -148,12 +178,18 @@ class HostileSite:
 
     # The honest clients
 
+    def count_problems(self) -> int:
+        return len(self._list_problems())
+
+    def _list_problems(self) -> list[str]:
+        return [problem for client in self.honest for problem in client.problems]
+
     def list_waits(self, since: float) -> list[float]:
         return [wait_s for client in self.honest for began, wait_s in client.waits_s if began >= since]
 
     def assert_honest_unharmed(self) -> None:
         """No error, the usual answers, at most twice the usual wait, and nobody was kept waiting for long."""
-        problems = [problem for client in self.honest for problem in client.problems]
+        problems = self._list_problems()
         assert not problems, problems[:5]
         deadline = time.monotonic() + PATIENCE_S
         while len(waits := self.list_waits(self.began)) <= HONEST_CLIENTS:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.hostile.broken_adapters import make_broken_adapters
-from tests.hostile.conftest import SiteKeeper
 from tests.hostile.hostile_case import ADAPTER, TEXT_MODEL
+from tests.hostile.site_keeper import SiteKeeper
 
 
 def test_broken_adapters_are_refused(keeper: SiteKeeper, tmp_path: Path) -> None:

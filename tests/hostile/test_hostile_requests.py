@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.conftest import SiteKeeper
 from tests.hostile.corpus import ONCE_HARMFUL, is_in_sample, load_corpus
 from tests.hostile.hostile_case import HostileCase
+from tests.hostile.site_keeper import SiteKeeper
 
 CASES = load_corpus()
 

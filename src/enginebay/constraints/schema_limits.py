@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from enginebay.constraints.regex_limits import ConstraintLimits, count_states
+from enginebay.constraints.schema_contradictions import find_contradiction
 from enginebay.errors import InvalidRequest, RequestError
 from enginebay.util.limit_errors import format_limit_hint
 
@@ -190,6 +191,9 @@ class _SchemaChecker:
                 isinstance(name, str) for name in self.expect_type(schema["required"], list, "a list of names", here)
             ):
                 raise self.make_schema_error("is not a list of names", here)
+        if contradiction := find_contradiction(schema):
+            keyword, problem = contradiction
+            raise self.make_schema_error(f"{problem}, so no output can match", (path, keyword))
         for keyword in _COUNTS:
             if keyword in schema:
                 self.check_count(schema[keyword], (path, keyword))

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Guided, Load, Probe, Sampling, Sink, Stats
-from enginebay.engines.compile_trial import check_wait, lower_priority, needs_trial
+from enginebay.engines.compile_trial import check_wait, lower_priority
 from enginebay.engines.vllm import async_llm, engine_process, library, model_checks
 from enginebay.engines.vllm.adapters import VllmAdapters
 from enginebay.engines.vllm.async_llm import GenerateDriver
@@ -38,6 +38,7 @@ from enginebay.engines.vllm.request_stream import RequestStream
 from enginebay.engines.vllm.sampling import (
     apply_default_sampling,
     build_params,
+    check_constraint,
     create_compile_trial,
     write_trial_source,
 )
@@ -395,7 +396,7 @@ class VllmEngine:
 
     async def _prepare_guided(self, guided: Guided, arguments: tuple[RequestStream, Any, Any, Any]) -> Any:
         run = self._loop.run_in_executor
-        if await run(self._prepare_pool, needs_trial, guided):
+        if await run(self._prepare_pool, check_constraint, guided, self._config):
             return await run(self._trial_pool, self._try_and_prepare, guided, arguments, time.monotonic())
         return await run(self._prepare_pool, self._driver.prepare, *arguments)
 

@@ -38,7 +38,16 @@ def create_config(plan: VllmLoadPlan) -> Any:
     os.environ.update(plan.environment)
     with _override_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0") if plan.single_process else contextlib.nullcontext():
         # vLLM picks the default batch size by usage context; without one it picks the smallest.
-        return AsyncEngineArgs(**plan.arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        config = AsyncEngineArgs(**plan.arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    choose_constraint_library(config.structured_outputs_config)
+    return config
+
+
+def choose_constraint_library(structured_outputs: Any) -> None:
+    """Replace `auto`: an engine process has one library for constraints, and with `auto` the first constrained request
+    chooses it for all. Every request that needs another one would then fail, or lose a part of its constraint."""
+    if structured_outputs.backend == "auto":
+        structured_outputs.backend = "xgrammar"
 
 
 def start_engine(config: Any, plan: VllmLoadPlan, patches: PatchSelection, load_log: LoadLog) -> Any:

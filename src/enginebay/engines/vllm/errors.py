@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from enginebay.errors import (
     EnginebayError,
     EngineFailed,
@@ -17,6 +19,16 @@ _CLIENT_ERRORS = {"VLLMValidationError", "VLLMClientError", "VLLMUnprocessableEn
 _ENGINE_DEAD = "EngineDeadError"
 _BUSY = "GracefulHTTPError"  # vLLM's own admission limits, set through `extra`
 _MAX_LINE = 160
+_CPP_LOCATION = re.compile(r"\[[\d:]+\] \S+\.(?:cc|h):\d+: ")
+# Phrases of vLLM's messages about constraints -> parameter.
+_CONSTRAINT_PHRASES = {
+    "features not supported by xgrammar": "guided_json",
+    "transform json schema": "guided_json",
+    "transform regex": "guided_regex",
+    "transform choices": "guided_choice",
+    "Invalid grammar specification": "guided_grammar",
+}
+_CONSTRAINT_HINT = "use simpler keywords, or another library: extra: {structured_outputs_config: {backend: guidance}} in the settings of the model"
 _ALTERNATIVE_HINT = "use engine transformers, or a checkpoint with another quantization"
 # Phrases of vLLM's out-of-memory messages -> hint. The first match wins.
 _OUT_OF_MEMORY_HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -51,8 +63,19 @@ def to_request_error(error: BaseException) -> EnginebayError:
     if _BUSY in names:
         return EngineFailed(f"vLLM rejects new requests: {summarize_error(error)}", "try again later")
     if isinstance(error, ValueError) or names & _CLIENT_ERRORS:
+        if constraint_error := _find_constraint_error(error):
+            return constraint_error
         return InvalidRequest(summarize_error(error), param=_get_parameter(error))
     return EngineFailed(f"vLLM failed on this request: {type(error).__name__}: {summarize_error(error)}")
+
+
+def _find_constraint_error(error: BaseException) -> InvalidRequest | None:
+    text = str(error)
+    for phrase, param in _CONSTRAINT_PHRASES.items():
+        if phrase in text:
+            reason = extract_reason(_CPP_LOCATION.sub("", text))
+            return InvalidRequest(f"the guided constraint cannot be compiled: {reason}", _CONSTRAINT_HINT, param=param)
+    return None
 
 
 def to_load_error(

@@ -10,7 +10,8 @@ from typing import Any
 
 from enginebay.constraints.gbnf_writer import normalize_gbnf
 from enginebay.contract import Guided, Sampling
-from enginebay.engines.compile_trial import CompileTrial
+from enginebay.engines.compile_trial import CompileTrial, needs_trial
+from enginebay.engines.schema_support import check_schema_support
 
 _SEED_MODULUS = 2**63 - 1024  # vLLM reads -1 as "no seed" and adds the choice's index to a seed
 _MIN_TOP_P = 1e-6  # vLLM rejects 0, which means: only the most likely token
@@ -97,8 +98,16 @@ def create_compile_trial(llm: Any) -> CompileTrial:
         return str(info.serialize_json())
 
     config = llm.vllm_config.structured_outputs_config
-    # vLLM falls back to another library where xgrammar rejects a constraint.
-    return CompileTrial(describe_tokenizer, any_whitespace=not config.disable_any_whitespace, limits_only=True)
+    # Another library may compile what xgrammar rejects.
+    limits_only = config.backend != "xgrammar"
+    return CompileTrial(describe_tokenizer, any_whitespace=not config.disable_any_whitespace, limits_only=limits_only)
+
+
+def check_constraint(guided: Guided, config: Any) -> bool:
+    """Return whether to try this constraint before it is compiled. Raises `Unsupported` for what would be ignored."""
+    if config.structured_outputs_config.backend == "xgrammar":
+        check_schema_support(guided)
+    return needs_trial(guided)
 
 
 def write_trial_source(guided: Guided) -> tuple[str, str]:

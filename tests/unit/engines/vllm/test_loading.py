@@ -205,6 +205,39 @@ def test_request_errors_are_classified() -> None:
     assert to_request_error(ours) is ours
 
 
+@pytest.mark.parametrize(
+    ("text", "param", "reason"),
+    [
+        (
+            "The provided JSON schema contains features not supported by xgrammar.",
+            "guided_json",
+            "not supported by xgrammar",
+        ),
+        (
+            "Failed to transform json schema into a grammar: [12:17:11] /project/cpp/json_schema_converter.cc:4950: Cannot find field 0",
+            "guided_json",
+            "into a grammar: Cannot find field 0",
+        ),
+        ("Failed to transform regex into a grammar: [01:02:03] /x/regex.cc:7: no", "guided_regex", "grammar: no"),
+        ("Failed to transform choices into a grammar: no", "guided_choice", "no"),
+        ("Invalid grammar specification.", "guided_grammar", "Invalid grammar"),
+    ],
+)
+def test_a_constraint_that_vllm_rejects_is_named(text: str, param: str, reason: str) -> None:
+    error = to_request_error(ValueError(text))
+    assert isinstance(error, InvalidRequest) and error.param == param
+    assert reason in error.message and "/" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"), [("auto", "xgrammar"), ("guidance", "guidance"), ("xgrammar", "xgrammar")]
+)
+def test_the_first_request_does_not_choose_the_constraint_library(given: str, chosen: str) -> None:
+    config = SimpleNamespace(backend=given)
+    engine_process.choose_constraint_library(config)
+    assert config.backend == chosen
+
+
 def test_a_second_thread_forbids_forking() -> None:
     go = threading.Event()
     thread = threading.Thread(target=go.wait)

@@ -10,6 +10,7 @@ from typing import Any
 from enginebay.constraints.gbnf_writer import normalize_gbnf
 from enginebay.contract import Guided
 from enginebay.engines.compile_trial import CompileTrial, get_kind
+from enginebay.engines.schema_support import check_schema_support
 from enginebay.errors import EnginebayError, InvalidRequest
 
 _CPP_LOCATION = re.compile(r"^\S*\s*\S*\.(cc|h):\d+:\s*")
@@ -74,6 +75,7 @@ class GuidedCompiler:
     def compile(self, guided: Guided, needs_trial: bool) -> GrammarConstraint:
         import xgrammar
 
+        check_schema_support(guided)
         try:
             source = write_source(guided)
             if needs_trial:
