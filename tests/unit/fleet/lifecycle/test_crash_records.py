@@ -19,7 +19,7 @@ CONFIG = FleetConfig(restarts=2, backoff_s=5.0)
 
 
 def make_replica() -> Any:
-    variant: Any = SimpleNamespace(name="m", kind="fake", error=None, max_replicas=1)
+    variant: Any = SimpleNamespace(name="m", kind="fake", error=None, max_replicas=1, idle_s=None)
     return Replica(variant, "key", {}, None, awake_since=time.monotonic() - 1)
 
 

@@ -153,8 +153,10 @@ def translate_messages(messages: Sequence[JsonObject]) -> list[JsonObject]:
             "role": role.lower() if isinstance(role, str) else role,
             "content": _build_content(message.get("content"), message.get("images"), where),
         }
-        if message.get("thinking"):
-            fields["reasoning_content"] = message["thinking"]
+        if thinking := message.get("thinking"):
+            if not isinstance(thinking, str):
+                raise InvalidRequest(f"{where}.thinking is not a string", param="messages")
+            fields["reasoning_content"] = thinking
         if message.get("tool_calls"):
             fields["tool_calls"] = _translate_calls(message["tool_calls"], number, where, calls)
         if fields["role"] == "tool":
@@ -192,6 +194,8 @@ def _translate_calls(value: Any, number: int, where: str, calls: list[tuple[str,
             given if isinstance(given, str) and given else f"c{number % 10**4:04}{index % 10**4:04}"
         )  # nine: Mistral's
         arguments = function.get("arguments")
+        if not isinstance(arguments, (dict, str, type(None))):
+            raise InvalidRequest(f"{where}.tool_calls[{index}] has arguments that are no object", param="messages")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
         calls.append((call_id, function["name"]))
         translated.append(

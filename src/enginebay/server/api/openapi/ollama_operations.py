@@ -83,7 +83,8 @@ OLLAMA_OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("DELETE", "/api/delete"): {**_REFUSED, "operation_id": "ollamaDelete", "summary": "Not supported"},
 }  # fmt: skip
 
-_CALLS = array(obj({"id": STRING, "function": obj({"name": STRING, "arguments": OBJECT})}, ("id",)))
+_ARGUMENTS = describe(nullable(any_of(OBJECT, STRING)), "An object, or its JSON as text.")
+_CALLS = array(obj({"id": STRING, "function": obj({"name": STRING, "arguments": _ARGUMENTS}, ("arguments",))}, ("id",)))
 OLLAMA_COMPONENTS: dict[str, Schema] = {
     "OllamaTool": obj(
         {"type": const("function"), "function": {"$ref": "#/components/schemas/Tool/properties/function"}}, ("type",)

@@ -165,6 +165,8 @@ def test_images_become_parts() -> None:
         {"role": "assistant", "tool_calls": [1]},
         {"role": "assistant", "tool_calls": [{}]},
         {"role": "assistant", "tool_calls": [{"function": {"name": 1}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
+        {"role": "assistant", "content": "x", "thinking": [1]},
     ],
 )  # fmt: skip
 def test_wrong_messages_are_refused(wrong: Any) -> None:
