@@ -53,7 +53,6 @@ class RequestContext:
         "is_anonymous",
         "key",
         "labels",
-        "local_histories",
         "lora",
         "model",
         "prompt",
@@ -120,7 +119,6 @@ class RequestContext:
         self.truncated_tokens = 0  # prompt tokens dropped by truncate_prompt_tokens
         self.text_cut = False  # more were dropped, before they were counted
         self.history_bytes = 0  # of stored items that the prompt begins with
-        self.local_histories: dict[str, list[Any]] | None = None  # items by response id, of a connection with state
         self.background: BackgroundRun | None = None  # once the client has its answer
         self.tokenizer_queue: AdmissionQueue | None = None  # for large bodies
         exchange.add_header("x-request-id", self.id)

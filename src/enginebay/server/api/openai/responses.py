@@ -29,7 +29,6 @@ from enginebay.server.api.openai.responses_api.turn import (
     ResponseTurn,
     begin_turn,
     read_conversation_id,
-    remember_locally,
     store_turn,
 )
 from enginebay.server.api.openai.sampling_params import read_constraint, read_sampling
@@ -52,15 +51,6 @@ async def create_response(context: ServerContext, request_context: RequestContex
     body.tools = drop_hosted_tools(body.tools, request_context.ignored)
     if body.text is not None and body.text.format is not None:
         note_unknown_keys(body.text.format, responses_input.FORMAT_KEYS, "text.format", request_context.ignored)
-    try:
-        await _create_response(context, request_context, body)
-    except RequestError:
-        if request_context.local_histories is not None and body.previous_response_id is not None:
-            request_context.local_histories.pop(body.previous_response_id, None)
-        raise
-
-
-async def _create_response(context: ServerContext, request_context: RequestContext, body: ResponsesBody) -> None:
     turn = await _begin_turn(context, request_context, body)
     if body.background and context.catalog.find(body.model)[0].primary.live_session is None:  # a load may take minutes
         await _ensure_background(context, request_context, body, turn, Sampling())
@@ -71,7 +61,7 @@ async def _create_response(context: ServerContext, request_context: RequestConte
         await _ensure_background(context, request_context, body, turn, chat.sampling)
     writer = _make_writer(request_context, session, body, chat, turn)
     background = request_context.background
-    writer.defers_end = turn.stores or request_context.local_histories is not None
+    writer.defers_end = turn.stores
     if background is not None:
         background.begin()
     try:
@@ -84,13 +74,11 @@ async def _create_response(context: ServerContext, request_context: RequestConte
         return
     if not writer.defers_end:
         return
-    remember_locally(request_context, turn, writer.response)
     if background is not None:
         writer.write_end()  # the last events are stored before the status
         await background.finish(writer.response)
         return
-    if turn.stores:
-        await store_turn(context, request_context, turn, writer.response)
+    await store_turn(context, request_context, turn, writer.response)
     writer.write_end()
 
 

@@ -92,12 +92,7 @@ def read_conversation_id(conversation: Any) -> str | None:
 async def _load_previous(
     state: StateClient | None, request_context: RequestContext, owner: str, previous: str
 ) -> Sequence[Mapping[str, Any]]:
-    local = request_context.local_histories
-    if local is not None and previous in local:
-        return local[previous]
     if state is None:
-        if local is not None:
-            raise _make_previous_error(previous)
         raise Unsupported(_STATE_OFF, "send the whole conversation as input", param="previous_response_id")
     found = await state.call(StateStore.get_response, owner, previous)
     if found is None:
@@ -190,10 +185,3 @@ def _add_response(store: StateStore, turn: ResponseTurn, response: ResponseObjec
 
 def encode_outputs(response: ResponseObject) -> list[StoredItem]:
     return [StoredItem(item.id, _encode(item)) for item in response.output]
-
-
-def remember_locally(request_context: RequestContext, turn: ResponseTurn, response: ResponseObject) -> None:
-    """Keep the turn for later ones of the same connection, whether it is stored or not."""
-    if request_context.local_histories is not None:
-        outputs = [msgspec.json.decode(_encode(item)) for item in response.output]
-        request_context.local_histories[turn.id] = [*turn.history, *turn.inputs, *outputs]

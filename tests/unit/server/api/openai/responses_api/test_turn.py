@@ -14,7 +14,7 @@ from enginebay.errors import InvalidRequest, PreviousResponseNotFound, RequestEr
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder
 from enginebay.server.api.openai.response_objects import ResponseObject
 from enginebay.server.api.openai.responses import build_echoed_fields
-from enginebay.server.api.openai.responses_api.turn import begin_turn, remember_locally, store_turn
+from enginebay.server.api.openai.responses_api.turn import begin_turn, store_turn
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.auth.api_keys import ApiKey, hash_key
 from enginebay.server.http.exchange import Exchange
@@ -113,17 +113,6 @@ async def test_without_state() -> None:
             await begin_turn(context, make_request(), "hi", **cast("Any", fields))
     with pytest.raises(Unsupported, match="item_reference"):
         await begin_turn(context, make_request(), [{"id": "msg_1"}])
-
-
-async def test_a_connection_remembers_its_own_turns() -> None:
-    context, request_context = make_context(None), make_request()
-    request_context.local_histories = {}
-    turn = await begin_turn(context, request_context, "hi", stores=False)
-    remember_locally(request_context, turn, make_response(turn.id))
-    following = await begin_turn(context, request_context, "more", previous=turn.id, stores=False)
-    assert following.history == [{"role": "user", "content": "hi"}]
-    with pytest.raises(PreviousResponseNotFound):
-        await begin_turn(context, request_context, "more", previous="resp_elsewhere", stores=False)
 
 
 @pytest.mark.parametrize("input_", [None, []])
