@@ -130,6 +130,21 @@ async def test_a_response_continues_the_one_before(bay: AbusedServer) -> None:
         )
 
 
+async def test_a_continuation_that_fails_is_forgotten(bay: AbusedServer) -> None:
+    """As the Open Responses specification wants it: the next one has to send the conversation itself."""
+    async with open_socket(bay.server) as client:
+        await client.send(json.dumps({**CREATE, "store": False}))
+        following = {
+            **CREATE,
+            "store": False,
+            "previous_response_id": (await read_events(client))[-1]["response"]["id"],
+        }
+        await client.send(json.dumps({**following, "temperature": 99}))
+        assert (await read_events(client))[0]["error"]["param"] == "temperature"
+        await client.send(json.dumps(following))
+        assert (await read_events(client))[0]["error"]["code"] == "previous_response_not_found"
+
+
 async def test_errors_leave_the_socket_open(bay: AbusedServer) -> None:
     bad: list[dict[str, Any] | str] = [
         "not JSON", "[]", {"type": "nothing"}, {**CREATE, "model": "none"}, {**CREATE, "temperature": 99}, {**CREATE, "background": True},

@@ -83,11 +83,15 @@ class ResponseExchange(SocketExchange):
         return payload
 
     def remember(self) -> None:
-        """Keep the response for the next message, if there is room."""
-        if self._creation is not None and self._finished:
+        """Keep the response for the next message, if there is room. One whose continuation failed is forgotten."""
+        if self._creation is None:
+            return
+        if self._finished:
             self._chain.record(self._creation, self._finished)
-            if not self._socket.keep_bytes(self._chain.size):
-                self._chain.forget()
+        elif self._creation.previous_id is not None:
+            self._chain.forget()
+        if not self._socket.keep_bytes(self._chain.size):
+            self._chain.forget()
 
 
 def _edit_warm_up(kind: bytes, payload: bytes, creation: ResponseCreation) -> bytes:
