@@ -153,20 +153,26 @@ def translate_messages(messages: Sequence[JsonObject]) -> list[JsonObject]:
             "role": role.lower() if isinstance(role, str) else role,
             "content": _build_content(message.get("content"), message.get("images"), where),
         }
-        if thinking := message.get("thinking"):
-            if not isinstance(thinking, str):
-                raise InvalidRequest(f"{where}.thinking is not a string", param="messages")
-            fields["reasoning_content"] = thinking
-        if message.get("tool_calls"):
-            fields["tool_calls"] = _translate_calls(message["tool_calls"], number, where, calls)
+        _check_texts(message, ("thinking", "tool_name", "tool_call_id"), where)
+        if message.get("thinking"):
+            fields["reasoning_content"] = message["thinking"]
+        made = _translate_calls(message.get("tool_calls"), number, where, calls)
+        if made:
+            fields["tool_calls"] = made
         if fields["role"] == "tool":
             fields |= _answer_call(message, calls)
         translated.append(fields)
     return translated
 
 
+def _check_texts(fields: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    for name in names:
+        if not isinstance(fields.get(name), (str, type(None))):
+            raise InvalidRequest(f"{where}.{name} is not a string", param="messages")
+
+
 def _build_content(text: Any, images: Any, where: str) -> Any:
-    if not images:
+    if images is None or images == []:
         return text
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise InvalidRequest(f"{where}: images must be a list of base64 texts", param="messages")
@@ -181,6 +187,7 @@ def _to_data_url(image: str) -> str:
 
 def _translate_calls(value: Any, number: int, where: str, calls: list[tuple[str, str]]) -> list[JsonObject]:
     """Return an assistant's calls, with ids. Add them to those that wait for a result."""
+    value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(call, Mapping) for call in value):
         raise InvalidRequest(f"{where}.tool_calls must be a list of objects", param="messages")
     translated = []
@@ -189,6 +196,7 @@ def _translate_calls(value: Any, number: int, where: str, calls: list[tuple[str,
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             message = f"{where}.tool_calls[{index}] has no function with a name"
             raise InvalidRequest(message, 'use {"function": {"name": "...", "arguments": {...}}}', param="messages")
+        _check_texts(call, ("id",), f"{where}.tool_calls[{index}]")
         given = call.get("id")
         call_id = (
             given if isinstance(given, str) and given else f"c{number % 10**4:04}{index % 10**4:04}"

@@ -84,7 +84,9 @@ OLLAMA_OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
 }  # fmt: skip
 
 _ARGUMENTS = describe(nullable(any_of(OBJECT, STRING)), "An object, or its JSON as text.")
-_CALLS = array(obj({"id": STRING, "function": obj({"name": STRING, "arguments": _ARGUMENTS}, ("arguments",))}, ("id",)))
+_CALLS = array(
+    obj({"id": nullable(STRING), "function": obj({"name": STRING, "arguments": _ARGUMENTS}, ("arguments",))}, ("id",))
+)
 OLLAMA_COMPONENTS: dict[str, Schema] = {
     "OllamaTool": obj(
         {"type": const("function"), "function": {"$ref": "#/components/schemas/Tool/properties/function"}}, ("type",)
@@ -93,11 +95,11 @@ OLLAMA_COMPONENTS: dict[str, Schema] = {
         {
             "role": enum("system", "user", "assistant", "tool"),
             "content": STRING,
-            "thinking": STRING,
-            "images": describe(array(STRING), "Base64, for models that take images."),
-            "tool_calls": _CALLS,
-            "tool_name": describe(STRING, "Of a result: the tool's name."),
-            "tool_call_id": STRING,
+            "thinking": nullable(STRING),
+            "images": describe(nullable(array(STRING)), "Base64, for models that take images."),
+            "tool_calls": nullable(_CALLS),
+            "tool_name": describe(nullable(STRING), "Of a result: the tool's name."),
+            "tool_call_id": nullable(STRING),
         },
         ("thinking", "images", "tool_calls", "tool_name", "tool_call_id"),
     ),

@@ -167,6 +167,9 @@ def test_images_become_parts() -> None:
         {"role": "assistant", "tool_calls": [{"function": {"name": 1}}]},
         {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
         {"role": "assistant", "content": "x", "thinking": [1]},
+        {"role": "assistant", "tool_calls": [{"id": 1, "function": {"name": "f"}}]},
+        {"role": "tool", "content": "x", "tool_name": 1},
+        {**USER, "images": False},
     ],
 )  # fmt: skip
 def test_wrong_messages_are_refused(wrong: Any) -> None:
