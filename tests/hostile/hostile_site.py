@@ -297,7 +297,7 @@ def open_site(engine: str, folder: Path) -> Iterator[HostileSite]:
             httpx.Client(base_url=server.url, timeout=PATIENCE_S, headers=build_headers(keys[name]))
             for name in ("hostile", "admin")
         )
-        with client, admin, _run_honest_clients(server.url, keys["honest"], profile.certain) as honest:
+        with client, admin, _run_honest_clients(server.url, keys["honest"], profile.also_certain) as honest:
             site = HostileSite(engine, server, client, admin, adapter, honest)
             settle(site)
             yield site
