@@ -34,7 +34,7 @@ class InputNotes:
             if name in known or content is None:
                 continue
             if name == _CACHE_CONTROL:
-                self.ignore(_CACHE_CONTROL, "every prompt is cached")
+                self.ignore(_CACHE_CONTROL, "the engine decides what it caches")
             else:
                 self.ignore(f"{kind}.{name}", "unknown")
 

@@ -49,7 +49,7 @@ class MessageUsageObject(Struct, kw_only=True):
     """Counted by the engine. The whole prompt is the sum of the three kinds of input tokens."""
 
     input_tokens: Annotated[NonNegative, about("Prompt tokens that were computed.")]
-    cache_creation_input_tokens: Annotated[NonNegative, about("Always 0: prompts are cached without being asked.")] = 0
+    cache_creation_input_tokens: Annotated[NonNegative, about("Always 0: prompt caching is automatic.")] = 0
     cache_read_input_tokens: Annotated[NonNegative, about("Prompt tokens whose KV cache was reused.")] = 0
     output_tokens: NonNegative
     output_tokens_details: Annotated[

@@ -69,7 +69,7 @@ async def _translate(
 def _add_notes(request_context: RequestContext, translated: TranslatedMessages) -> None:
     notes = translated.notes
     if "anthropic-beta" in request_context.exchange.headers:
-        notes.ignore("anthropic-beta", "has no meaning on this server")
+        notes.ignore("anthropic-beta", "the server does not use it")
     request_context.ignored = {**rename_notes(request_context.ignored), **notes.ignored}
     request_context.translated = {**rename_notes(request_context.translated), **notes.translated}
 

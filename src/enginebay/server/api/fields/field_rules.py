@@ -43,7 +43,7 @@ def translate(name: str, detail: str, *, neutral: tuple[Any, ...] = (), depends:
 
 def rename(name: str, target: str) -> FieldRule:
     """Another server's name for a field."""
-    return FieldRule(name, Treatment.TRANSLATED, f"another name of {target}", target=target)
+    return FieldRule(name, Treatment.TRANSLATED, f"alias for {target}", target=target)
 
 
 def ignore(name: str, detail: str, *, neutral: tuple[Any, ...] = (), depends: bool = False) -> FieldRule:

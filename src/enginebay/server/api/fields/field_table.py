@@ -15,14 +15,14 @@ from enginebay.server.api.fields.field_rules import (
     translate,
 )
 
-_CUT = "beyond the context, and -1: cut to what is left of it"
-_SWITCH = "to the chat template's own switch; ignored where it has none"
-_THOUGHT = "ends the thought; ignored where the model has none"
+_CUT = "beyond what is left of the context, or -1: capped at that"
+_SWITCH = "sets the chat template's own switch; ignored if it has none"
+_THOUGHT = "ends the thought after this many tokens; ignored if the model has no reasoning format"
 _HOSTED = "hosted tools, such as web_search, are left out"
 
 _ACCOUNT = (
-    ignore("user", "nothing depends on it"),
-    ignore("safety_identifier", "nothing depends on it"),
+    ignore("user", "the server does not use it"),
+    ignore("safety_identifier", "the server does not use it"),
     ignore("metadata", "nothing is stored"),
 )
 _COMPACT = (
@@ -41,7 +41,7 @@ _GENERATION = (
 )  # fmt: skip
 _COMPLETIONS = (
     *_ACCOUNT,
-    ignore("store", "only /v1/responses stores", neutral=(False,)),
+    ignore("store", "only /v1/responses stores responses", neutral=(False,)),
     *_GENERATION,
     rename("n_predict", "max_tokens"),
     rename("grammar", "guided_grammar"),
@@ -64,7 +64,7 @@ _CHAT = (
     rename("max_output_tokens", "max_tokens"),
     translate("max_completion_tokens", _CUT, depends=True),
     ignore("verbosity", "ask for the length in a message", neutral=("medium",)),
-    ignore("prediction", "it would only save time"),
+    ignore("prediction", "it only affects speed"),
     ignore("web_search_options", "there is no web search; give the model a search tool"),
     ignore("tools", _HOSTED, depends=True),
     translate("reasoning_effort", _SWITCH, depends=True),
@@ -89,11 +89,11 @@ _RESPONSES = (
     rename("max_tokens", "max_output_tokens"),
     rename("max_completion_tokens", "max_output_tokens"),
     translate("max_output_tokens", _CUT, depends=True),
-    ignore("client_metadata", "nothing depends on it"),
+    ignore("client_metadata", "the server does not use it"),
     ignore("max_tool_calls", "it counts hosted tools, and there are none"),
     ignore("text.verbosity", "ask for the length in the instructions", neutral=("medium",)),
     ignore("tools", _HOSTED, depends=True),
-    ignore("include", "only message.output_text.logprobs and reasoning.encrypted_content add something", depends=True),
+    ignore("include", "only message.output_text.logprobs and reasoning.encrypted_content are supported", depends=True),
     translate("reasoning", f"effort: {_SWITCH}", depends=True),
     refuse("prompt", "stored prompts are not supported", "send the text as instructions and input"),
     refuse("moderation", "moderation is not supported", "remove moderation"),
@@ -118,27 +118,26 @@ _RESPONSES = (
     ),
 )  # fmt: skip
 
-_CACHED = "every prompt is cached"
 _MESSAGES_PROMPT = (
-    ignore("cache_control", _CACHED),
+    ignore("cache_control", "the engine decides what it caches"),
     ignore("container", "there are no containers"),
     ignore("context_management", "the client manages the context"),
     ignore("diagnostics", "nothing is stored"),
     ignore("inference_geo", "the model runs where the server is"),
     ignore("service_tier", "there is one tier"),
     ignore("speed", "there is one speed"),
-    ignore("user_profile_id", "nothing depends on it"),
-    ignore("workspace_id", "nothing depends on it"),
-    ignore("betas", "nothing depends on it"),
-    ignore("tools", "tools of Anthropic's servers, such as web_search, are left out", depends=True),
-    translate("thinking", "passed to the chat template, if it has such a switch", depends=True),
-    translate("output_config", "effort: passed to the chat template, if it has such a switch", depends=True),
+    ignore("user_profile_id", "the server does not use it"),
+    ignore("workspace_id", "the server does not use it"),
+    ignore("betas", "the server does not use it"),
+    ignore("tools", "Anthropic's server tools, such as web_search, are left out", depends=True),
+    translate("thinking", _SWITCH, depends=True),
+    translate("output_config", f"effort: {_SWITCH}", depends=True),
     refuse(
-        "mcp_servers", "the server connects to no MCP servers", "let the client connect, and send their tools",
+        "mcp_servers", "the server does not connect to MCP servers", "connect from the client, and send their tools",
         neutral=([],),
     ),
 )  # fmt: skip
-_MESSAGES = (*_MESSAGES_PROMPT, translate("max_tokens", "beyond the context: cut to what is left of it", depends=True))
+_MESSAGES = (*_MESSAGES_PROMPT, translate("max_tokens", "beyond what is left of the context: capped at that", depends=True))
 
 _UNFIT = "a prompt that does not fit the context is refused"
 _OLLAMA = (
@@ -165,7 +164,7 @@ FIELD_TABLE: dict[str, RuleSet] = {
     "CountTokensBody": RuleSet(_MESSAGES_PROMPT),
     "OllamaChatBody": RuleSet(_OLLAMA),
     "OllamaGenerateBody": RuleSet(_OLLAMA_GENERATE),
-    "EmbeddingBody": RuleSet((ignore("user", "nothing depends on it"),)),
+    "EmbeddingBody": RuleSet((ignore("user", "the server does not use it"),)),
 }
 
 # An unknown field of these is refused in any case: without it the output would not be constrained.

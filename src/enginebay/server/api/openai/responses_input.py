@@ -56,7 +56,7 @@ def note_includes(body: ResponsesBody, ignored: dict[str, str]) -> None:
     others = [shorten_name(name) for name in body.include or () if name not in _INCLUDED]
     if others:
         shown = ", ".join(others[:_MAX_SHOWN]) + (", ..." if len(others) > _MAX_SHOWN else "")
-        ignored["include"] = f"{shown}: only {' and '.join(_INCLUDED)} add something"
+        ignored["include"] = f"{shown}: only {' and '.join(_INCLUDED)} are supported"
 
 
 def read_logprobs(body: ResponsesBody) -> int | None:

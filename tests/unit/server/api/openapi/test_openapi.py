@@ -86,7 +86,7 @@ def test_the_document_says_what_happens_to_each_field() -> None:
     fields = SCHEMAS["ChatBody"]["properties"]
     assert fields["verbosity"]["x-enginebay-treatment"] == "ignored"
     assert fields["verbosity"]["description"].startswith("Ignored: ")
-    assert fields["repeat_penalty"]["description"] == "Translated: another name of repetition_penalty."
+    assert fields["repeat_penalty"]["description"] == "Translated: alias for repetition_penalty."
     assert fields["temperature"]["x-enginebay-treatment"] == "honoured"
     assert fields["audio"]["enum"] == [None] and fields["audio"]["x-enginebay-treatment"] == "refused"
     assert fields["tools"]["description"].startswith("Functions that the model may call. Ignored: hosted tools")
