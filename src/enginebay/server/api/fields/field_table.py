@@ -137,7 +137,10 @@ _MESSAGES_PROMPT = (
         neutral=([],),
     ),
 )  # fmt: skip
-_MESSAGES = (*_MESSAGES_PROMPT, translate("max_tokens", "beyond what is left of the context: capped at that", depends=True))
+_MESSAGES = (
+    *_MESSAGES_PROMPT,
+    translate("max_tokens", "beyond what is left of the context: capped at that", depends=True),
+)
 
 _UNFIT = "a prompt that does not fit the context is refused"
 _OLLAMA = (
