@@ -13,7 +13,7 @@ from enginebay import __version__
 COMMANDS: dict[str, str] = {
     "run": "Answer one prompt in the terminal",
     "chat": "Chat with a model in the terminal",
-    "serve": "Serve models over the OpenAI-compatible API",
+    "serve": "Serve models over the OpenAI, Anthropic and Ollama APIs",
     "launch": "Start Codex, Claude Code, opencode or Continue on a running server",
     "batch": "Run a file of requests in batches, resumable",
     "models": "List, pull, show, verify and remove models",

@@ -1,4 +1,4 @@
-"""`bay serve [MODEL...]`: serve models over the OpenAI-compatible API."""
+"""`bay serve [MODEL...]`: serve models over the OpenAI, Anthropic and Ollama APIs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def serve(
     offline: stack_options.OfflineOption = None,
     strict: stack_options.StrictOption = False,
 ) -> None:
-    """Serve models over the OpenAI-compatible API until Ctrl-C or SIGTERM."""
+    """Serve models over the OpenAI, Anthropic and Ollama APIs until Ctrl-C or SIGTERM."""
     keys, settings = stack_options.split_assignments(set_)
     flags: dict[str, Any] = {
         "offline": offline,

@@ -46,7 +46,7 @@ class Agent:
 
 
 def configure_codex(model: ModelTarget, directory: Path) -> AgentSettings:
-    """Override single keys, so that the user's config.toml, history and login stay as they are."""
+    """Override individual keys, so that the user's config.toml, history and login stay as they are."""
     provider = f"model_providers.{_PROVIDER}"
     overrides: dict[str, object] = {
         "model": model.name,
@@ -70,7 +70,7 @@ def configure_codex(model: ModelTarget, directory: Path) -> AgentSettings:
 
 
 def configure_claude(model: ModelTarget, directory: Path) -> AgentSettings:
-    """Set variables in a settings file too: those of the user's settings.json would win over the environment."""
+    """Set variables in a settings file too: those of the user's settings.json override the environment."""
     env = {
         "ANTHROPIC_BASE_URL": model.url,
         "ANTHROPIC_AUTH_TOKEN": model.key,

@@ -33,7 +33,7 @@ from enginebay.errors import EnginebayError, UnknownModel, UsageError
 from enginebay.util.text_format import find_nearest
 
 app = create_app(help="Start a coding agent that uses a running server.")
-_NO_KEY = "none"  # agents insist on one
+_NO_KEY = "none"  # agents require one
 _PRINTED_KEY = "YOUR_API_KEY"
 
 LaunchKeyOption = Annotated[
@@ -60,9 +60,9 @@ def launch(
     config: ServerConfigOption = None,
     key: LaunchKeyOption = None,
     key_file: KeyFileOption = None,
-    print_: Annotated[bool, typer.Option("--print", help="Show the settings instead, to keep them")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the settings instead of starting the agent")] = False,
 ) -> int:
-    """Start a coding agent that uses a running server. Your own configuration of it stays as it is.
+    """Start a coding agent that uses a running server. Your own configuration of the agent is left unchanged.
 
     The settings last as long as the agent runs. `bay launch codex -- exec "explain this folder"` passes arguments on.
     """
@@ -133,7 +133,7 @@ def find_model(server: ServerAddress, key: str | None, name: str | None) -> Mode
     described = _get(server, key, f"v1/models/{quote(name, safe='')}")
     details = described.get("enginebay") or {}
     if details.get("task", "generate") != "generate":
-        raise UsageError(f"{name} does not chat: its task is {details['task']}", "pass another model", param="model")
+        raise UsageError(f"{name} cannot chat: its task is {details['task']}", "pass another model", param="model")
     context_length = details.get("context_length") or described.get("max_model_len")
     return ModelTarget(server.url, key or _NO_KEY, name, context_length)
 
@@ -142,7 +142,7 @@ def _get(server: ServerAddress, key: str | None, path: str) -> Any:
     status, body = fetch(server, path, key)
     if status in (401, 403):
         raise UsageError(
-            f"the server at {server.url} wants an API key ({status})",
+            f"the server at {server.url} requires an API key ({status})",
             "pass --key-file or set ENGINEBAY_API_KEY; create a key with `bay keys create NAME`",
             param="key",
         )
@@ -157,7 +157,7 @@ def _get(server: ServerAddress, key: str | None, path: str) -> Any:
 def _warn_of_small_context(agent: Agent, model: ModelTarget) -> None:
     if model.context_length is not None and model.context_length < agent.min_context:
         note(
-            f"warning: {model.name} has a context of {model.context_length} tokens, and {agent.title} wants "
+            f"warning: {model.name} has a context of {model.context_length} tokens, but {agent.title} needs "
             f"{agent.min_context} or more: its instructions and tools alone may not fit"
         )
 

@@ -95,17 +95,17 @@ _STATE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
-    """How much of stored responses and conversations is kept. `server.state: off` stores nothing."""
+    """How many stored responses and conversations are kept, and how long. `server.state: off` stores nothing."""
 
     max_bytes: int = config_field(
         _STATE_BYTES,
-        "maximum size of stored responses and conversations; the oldest are deleted first; off: store nothing",
+        "maximum size of stored responses and conversations; the least recently used are deleted; off: store nothing",
         type="int|bool",
         minimum=0,
         aliases=("state",),
     )
     max_age_s: float = config_field(
-        30 * 86400.0, "time after its last use that a stored response or conversation is deleted", minimum=1
+        30 * 86400.0, "time after its last use when a stored response or conversation is deleted", minimum=1
     )
 
     @property
@@ -135,7 +135,9 @@ class ServerConfig:
         (), "web origins allowed to call the API; * for all", sensitive="opens the server to web pages"
     )
     unknown_fields: str = config_field(
-        "ignore", "unknown fields of a request: ignored and named in a header, or refused", choices=("ignore", "refuse")
+        "ignore",
+        "unknown fields of a request: ignore and name them in a header, or refuse them",
+        choices=("ignore", "refuse"),
     )
     limits: ServerLimits = field(default_factory=ServerLimits)
     state: StateLimits = field(default_factory=StateLimits)

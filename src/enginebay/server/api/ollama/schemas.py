@@ -162,10 +162,10 @@ class OllamaOutputObject(Struct, kw_only=True):
     done: bool
     done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
     logprobs: list[OllamaLogprobObject] | UnsetType = UNSET
-    total_duration: Annotated[NonNegative | UnsetType, about("Nanoseconds since the request's receipt.")] = UNSET
+    total_duration: Annotated[NonNegative | UnsetType, about("Nanoseconds since the request was received.")] = UNSET
     load_duration: Annotated[
         NonNegative | UnsetType,
-        about("Nanoseconds until its submission to the engine: loading the model, and the queue."),
+        about("Nanoseconds until the engine gets the request: loading the model, and queueing."),
     ] = UNSET
     prompt_eval_count: Annotated[NonNegative | UnsetType, about("Prompt tokens, by the engine.")] = UNSET
     prompt_eval_duration: Annotated[NonNegative | UnsetType, about("Nanoseconds until the first token.")] = UNSET
@@ -221,10 +221,10 @@ class OllamaRunningModelObject(Struct, kw_only=True):
     name: str
     model: str
     size: Annotated[NonNegative, about("Bytes of memory that its worker uses.")]
-    size_vram: Annotated[NonNegative, about("Bytes of them on GPUs.")]
+    size_vram: Annotated[NonNegative, about("Bytes of it on GPUs.")]
     digest: str
     details: OllamaDetailsObject
-    expires_at: Annotated[str, about("When it is unloaded if no request comes; the year 2262 or later: never.")]
+    expires_at: Annotated[str, about("When it will be unloaded if no request comes; the year 2262 or later: never.")]
     context_length: NonNegative
 
 

@@ -19,14 +19,14 @@ from enginebay.server.requests.server_context import Route
 _INTRODUCTION = (
     "Any LLM on any engine behind one OpenAI-compatible API. Fields that OpenAI does not have work on every engine that "
     "supports them; send them in the OpenAI SDK's `extra_body`. No field is dropped silently: it is honoured, translated "
-    "(named in the header `x-enginebay-translated`), ignored because it cannot change the response (named in "
+    "(named in the header `x-enginebay-translated`), ignored because the response is as good without it (named in "
     "`x-enginebay-ignored`), or refused with 400 and its name in `param`."
 )
 _TAGS = {
     "Generation": "Generate text and embeddings",
     "Responses and conversations": "What the server stores for an API key: see server.state in the configuration",
     "Models and tokens": "List models, tokenize and detokenize",
-    OLLAMA_TAG: "The API of Ollama, for its clients",
+    OLLAMA_TAG: "The Ollama API, for Ollama clients",
     "Server": "Health, metrics and documentation",
     "Administration": "Inspect and change the running server; needs a key with the scope admin",
 }
@@ -42,7 +42,7 @@ RESPONSE_HEADERS: dict[str, Schema] = {
         "description": "Translated parameters, each with what the engine does instead. Absent if there are none."
     },
     "x-enginebay-ignored": {
-        "description": "Fields that were ignored, each with the reason; `unknown` if the server does not know it. Absent if there are none."
+        "description": "Fields that were ignored, each with the reason; `unknown` if the server does not know the field. Absent if there are none."
     },
     "x-enginebay-truncated": {"description": "How many prompt tokens truncate_prompt_tokens dropped. Absent if none."},
     "retry-after": {"description": "Seconds to wait before retrying."},
@@ -60,7 +60,7 @@ STATUS_MEANINGS = {
     400: "The request is invalid, or the model's engine does not support a parameter. `param` names the field.",
     401: "The API key is missing or unknown.",
     403: "The key lacks the scope, or the page's origin is not allowed.",
-    404: "The model, or what is stored under this id, does not exist.",
+    404: "The model, or the stored response or conversation, does not exist.",
     408: "The request did not arrive in time.",
     413: "The body is too large.",
     415: "The content encoding of the body is not supported.",

@@ -81,7 +81,7 @@ MESSAGES_COMPONENTS: dict[str, Schema] = {
         ),
         describe(
             obj({"type": {"type": "string", "pattern": "^(web_search|web_fetch|code_execution)_[0-9]{8}$"}, "name": STRING}),
-            "A tool of Anthropic's servers: ignored.",
+            "One of Anthropic's server tools: ignored.",
         ),
     ),
     "MessagesToolChoice": any_of(
@@ -116,15 +116,15 @@ MESSAGES_FIELD_SCHEMAS = {(body, field): schema for body in _BODIES for field, s
 
 _FIELD_DESCRIPTIONS = {
     "system": "The system prompt: a string or text blocks.",
-    "tools": "Tools that the model may call. Those of Anthropic's servers are ignored.",
+    "tools": "Tools that the model may call. Anthropic's server tools are ignored.",
     "tool_choice": "auto: the model decides. any: at least one call. tool: this tool. none: no calls.",
-    "thinking": "Whether the model thinks first, and for how many tokens, for chat templates with such a switch.",
-    "output_config": "effort: how much the model thinks. format: a JSON schema that the text matches.",
+    "thinking": "Whether the model thinks first. budget_tokens: end the thought after this many tokens.",
+    "output_config": "effort: how much the model thinks. format: a JSON schema that the text must match.",
     "output_format": "The older name of output_config.format.",
 }
 MESSAGES_FIELD_DESCRIPTIONS = {
     **{f"{body}.{field}": text for body in _BODIES for field, text in _FIELD_DESCRIPTIONS.items()},
-    "MessagesBody.max_tokens": "Generate at most this many tokens. Cut to what is left of the model's context.",
+    "MessagesBody.max_tokens": "Generate at most this many tokens.",
     "MessagesBody.metadata": "user_id: requests of the session that it names go to the same replica of the model.",
     "stop_sequences": "Stop before any of these strings.",
 }

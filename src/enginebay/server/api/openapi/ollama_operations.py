@@ -39,7 +39,7 @@ OLLAMA_OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/api/generate"): {
         **_GENERATES, "operation_id": "ollamaGenerate", "summary": "Answer a prompt",
         "description": "Streams lines of JSON unless `stream` is false. Without a prompt it loads the model; "
-        "with keep_alive 0, too, it unloads it, which needs an admin key if the server has keys.",
+        "with keep_alive 0 it unloads it instead, which needs an admin key if the server has keys.",
         "body": "OllamaGenerateBody", "response": "OllamaGenerate", "lines": "OllamaGenerate",
         "examples": {
             "streamed": {"prompt": "Why is the sky blue?", **_SHORT},
@@ -48,7 +48,7 @@ OLLAMA_OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("POST", "/api/embed"): {
         **_QUERY, "operation_id": "ollamaEmbed", "summary": "Embed texts", "names_model": True,
-        "description": "For embedding models; others return 400. The vectors have length 1.",
+        "description": "For embedding models; others return 400. The vectors are normalized to length 1.",
         "body": "OllamaEmbedBody", "response": "OllamaEmbed",
         "examples": {"text": {"input": "The quick brown fox"}, "several": {"input": ["one text", "another text"]}},
     },
@@ -69,7 +69,7 @@ OLLAMA_OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("POST", "/api/pull"): {
         **_QUERY, "operation_id": "ollamaPull", "summary": "Download a model into the store",
-        "description": "A name of `bay models list`, or hf:org/name. Reports progress as lines of JSON unless `stream` is false. "
+        "description": "A name from `bay models list`, or hf:org/name. Reports progress as lines of JSON unless `stream` is false. "
         "The model is served once the configuration lists it. Needs the same rights as /admin.",
         "body": "OllamaPullBody", "response": "OllamaProgress", "lines": "OllamaProgress",
         "examples": {"a model of the catalogue": {"model": "smollm2"}},
@@ -98,7 +98,7 @@ OLLAMA_COMPONENTS: dict[str, Schema] = {
             "thinking": nullable(STRING),
             "images": describe(nullable(array(STRING)), "Base64, for models that take images."),
             "tool_calls": nullable(_CALLS),
-            "tool_name": describe(nullable(STRING), "Of a result: the tool's name."),
+            "tool_name": describe(nullable(STRING), "The tool that the result is from."),
             "tool_call_id": nullable(STRING),
         },
         ("thinking", "images", "tool_calls", "tool_name", "tool_call_id"),
@@ -121,7 +121,7 @@ OLLAMA_FIELD_SCHEMAS: dict[tuple[str, str], Schema] = {
 }
 
 OLLAMA_FIELD_DESCRIPTIONS: dict[str, str] = {
-    "options": "Sampling parameters. Ollama's others are ignored, and named in x-enginebay-ignored.",
+    "options": "Sampling parameters. Other Ollama options are ignored, and named in x-enginebay-ignored.",
     "keep_alive": "How long the model stays loaded after the request: seconds, or a duration such as 5m; 0: unload it when idle, "
     "-1: keep it. Ignored without an admin key if the server has keys.",
     "think": "Whether the model thinks first, or how much.",
@@ -135,7 +135,7 @@ OLLAMA_FIELD_DESCRIPTIONS: dict[str, str] = {
     "raw": "Send the prompt to the model unchanged, without a chat template.",
     "images": "Base64, for models that take images.",
     "suffix": "Not supported.",
-    "OllamaEmbedBody.truncate": "Cut texts that do not fit the context at their end. Default: true.",
+    "OllamaEmbedBody.truncate": "Truncate texts that do not fit the context. Default: true.",
     "OllamaEmbedBody.input": "A text, or a list of texts. Empty: only load the model.",
     "OllamaPullBody.model": "A model of the catalogue, or hf:org/name.",
     "name": "The older name of model.",

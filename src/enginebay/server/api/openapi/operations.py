@@ -65,9 +65,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/messages"): Operation(
         operation_id="createMessage", tag=_GENERATION, summary="Answer a conversation with Anthropic's Messages API",
-        description="For Anthropic's SDKs and Claude Code. The key may come in x-api-key. Fields that cannot change the "
-        "response are listed in the header x-enginebay-ignored. With the header anthropic-version, GET /v1/models answers in "
-        "Anthropic's form.",
+        description="For Anthropic's SDKs and Claude Code. The key may come in x-api-key. Ignored fields are "
+        "listed in the header x-enginebay-ignored. With the header anthropic-version, GET /v1/models answers in "
+        "Anthropic's format.",
         body="MessagesBody", response="Message", event="MessageEvent", names_model=True, generates=True,
         error="AnthropicError",
         examples={

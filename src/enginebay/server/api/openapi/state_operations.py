@@ -17,11 +17,11 @@ _PAGE: tuple[tuple[str, bool, Mapping[str, Any]], ...] = (
     ("order", False, {
         "description": "Oldest or newest first.", "schema": {"enum": ["asc", "desc"], "type": "string", "default": "desc"},
     }),
-    ("after", False, {"description": "The last_id of the page before.", "schema": {"type": "string"}}),
+    ("after", False, {"description": "The last_id of the previous page.", "schema": {"type": "string"}}),
 )  # fmt: skip
 _STREAM: tuple[tuple[str, bool, Mapping[str, Any]], ...] = (
     ("stream", False, {
-        "description": "Send the events of a response in the background that is streamed.", "schema": {"type": "boolean"},
+        "description": "Stream the events of a background response that was created with stream.", "schema": {"type": "boolean"},
     }),
     ("starting_after", False, {
         "description": "Only events after this sequence number.", "schema": {"type": "integer", "minimum": 0, "maximum": 10**9},
@@ -35,7 +35,7 @@ STATE_OPERATIONS: dict[tuple[str, str], Operation] = {
         examples={"text": {"input": "Say hello in five words."}},
     ),
     ("POST", "/v1/responses/compact"): Operation(
-        operation_id="compactResponse", tag=_STATE, summary="Summarize a conversation, to continue it in less context",
+        operation_id="compactResponse", tag=_STATE, summary="Summarize a conversation to shorten it",
         description="Send the output as the input of the next response.",
         body="CompactBody", response="Compaction", names_model=True, generates=True,
         examples={"conversation": {"input": [_MESSAGE]}},
@@ -48,7 +48,7 @@ STATE_OPERATIONS: dict[tuple[str, str], Operation] = {
         operation_id="deleteResponse", tag=_STATE, summary="Delete a stored response", response="ResponseDeleted", names_state=True,
     ),
     ("POST", "/v1/responses/{response_id}/cancel"): Operation(
-        operation_id="cancelResponse", tag=_STATE, summary="Cancel a response in the background", response="Response",
+        operation_id="cancelResponse", tag=_STATE, summary="Cancel a background response", response="Response",
         names_state=True,
     ),
     ("GET", "/v1/responses/{response_id}/input_items"): Operation(
@@ -57,7 +57,7 @@ STATE_OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/conversations"): Operation(
         operation_id="createConversation", tag=_STATE, summary="Create a conversation",
-        description="Name it in `conversation` of a response: its items come first, and the turn is added to it.",
+        description="Pass its id as `conversation` of a response: its items come first, and the turn is added to it.",
         body="ConversationBody", body_required=False, response="Conversation", names_state=True,
         examples={"empty": {}, "with an item": {"items": [_MESSAGE], "metadata": {"topic": "numbers"}}},
     ),

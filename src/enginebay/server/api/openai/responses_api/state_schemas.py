@@ -14,7 +14,7 @@ MAX_ADDED_ITEMS = 20
 _Items = Annotated[list[dict[str, Any]], Meta(max_length=MAX_ADDED_ITEMS, description="Up to 20 items.")]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-    Meta(max_length=16, description="Up to 16 pairs of text, returned with the conversation."),
+    Meta(max_length=16, description="Up to 16 pairs of strings, returned with the conversation."),
 ]
 
 
