@@ -19,11 +19,11 @@ def find_contradiction(schema: dict[str, Any]) -> tuple[str, str] | None:
     """Return the keyword and the problem of a schema that no value satisfies. Its type, enum and required are well formed."""
     values = _list_values(schema)
     if values is not None and not values:
-        return "enum", "does not have the value of const"
+        return "enum", "does not contain the value of const"
     types = schema.get("type")
     names = types if isinstance(types, list) else [types] if types else None
     if values and names and not any(_is_of_type(value, name) for value in values for name in names):
-        return "type", "is that of no value of const or enum"
+        return "type", "matches no value of const or enum"
     if names == ["object"] and schema.get("additionalProperties") is False and "patternProperties" not in schema:
         properties = schema.get("properties")
         known = properties if isinstance(properties, dict) else {}

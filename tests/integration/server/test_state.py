@@ -147,7 +147,7 @@ def test_what_excludes_each_other_is_refused(client: OpenAI) -> None:
         client.responses.create(model="toy")
     with pytest.raises(BadRequestError, match="requires store"):
         create(client, background=True, store=False)
-    with pytest.raises(BadRequestError, match="only responses in the background"):
+    with pytest.raises(BadRequestError, match="only background responses"):
         client.responses.cancel(create(client).id)
 
 

@@ -337,7 +337,7 @@ class WebSocketConnection(asyncio.Protocol):
         elif self._partial_deadline is not None and self.deadline == self._partial_deadline:
             self.fail(POLICY_VIOLATION, "timed out reading a message: server.limits.body_timeout_s")
         elif idle_s >= self._settings.websocket_idle_s:
-            self.close(GOING_AWAY, "no message for too long: server.limits.websocket_idle_s")
+            self.close(GOING_AWAY, "idle for too long: server.limits.websocket_idle_s")
         else:
             self.ping()
             self._set_deadline()

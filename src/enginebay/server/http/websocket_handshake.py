@@ -31,7 +31,7 @@ def check_handshake(headers: Mapping[str, str]) -> None:
     if len(key) != 16:
         raise Refusal(400, "sec-websocket-key must be 16 bytes in base64")
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        raise Refusal(400, "a request for a WebSocket has no body")
+        raise Refusal(400, "a WebSocket request must not have a body")
 
 
 def encode_acceptance(headers: Mapping[str, str]) -> bytes:

@@ -58,7 +58,7 @@ class StateClient:
         A call that has begun ends, whatever happens to the caller.
         """
         if self._waiting >= _WAITING:
-            raise StateUnavailable("too many calls wait for the state file", "try again later")
+            raise StateUnavailable("too many calls are waiting for the state file", "try again later")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(

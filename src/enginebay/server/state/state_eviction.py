@@ -49,14 +49,14 @@ class StateEviction:
         while self.count_used_bytes() > room:
             victim = self._find_victim(chain)
             if victim is None:
-                raise NotStored("it does not fit into server.state.max_bytes")
+                raise NotStored("it does not fit in server.state.max_bytes")
             self._database.execute("DELETE FROM chains WHERE id = ?", (victim,))
 
     def _check_chain_size(self, chain: str | None, added_bytes: int) -> None:
         row = self._database.execute("SELECT bytes FROM chains WHERE id = ?", (chain,)).fetchone()
         allowed = self._limits.max_bytes // _CHAIN_SHARE
         if (row[0] if row else 0) + added_bytes > allowed:
-            raise NotStored(f"one conversation may take {allowed} bytes, an eighth of server.state.max_bytes")
+            raise NotStored(f"one conversation may take at most {allowed} bytes, an eighth of server.state.max_bytes")
 
     def _find_victim(self, kept: str | None) -> str | None:
         for (owner,) in self._database.execute("SELECT owner FROM owners ORDER BY bytes DESC").fetchall():

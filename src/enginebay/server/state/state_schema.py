@@ -112,6 +112,6 @@ def _make_version_error(path: Path, version: int, application: int) -> ConfigErr
     if application not in (0, _APPLICATION_ID):
         return ConfigError(f"{path} is not a state file of enginebay", "move it away, or set server.state: off")
     return ConfigError(
-        f"{path} has schema version {version}, but this version of enginebay knows {SCHEMA_VERSION}",
+        f"{path} has schema version {version}, but this version of enginebay supports {SCHEMA_VERSION}",
         "upgrade enginebay, move the file away, or set server.state: off",
     )

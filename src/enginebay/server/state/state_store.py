@@ -85,13 +85,13 @@ class StateStore:
     def _find_chain(self, owner: str, new: NewResponse) -> str | None:
         if new.conversation is not None:
             if self.get_conversation(owner, new.conversation) is None:
-                raise NotStored("its conversation was deleted meanwhile")
+                raise NotStored("its conversation was deleted in the meantime")
             return new.conversation
         if new.previous is None:
             return None
         previous = self.get_response(owner, new.previous)
         if previous is None:
-            raise NotStored("the previous response was deleted meanwhile")
+            raise NotStored("the previous response was deleted in the meantime")
         return previous.chain
 
     def _add_items(self, chain: str, response: str | None, items: Sequence[StoredItem], is_output: bool) -> None:

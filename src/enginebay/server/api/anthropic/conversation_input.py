@@ -106,7 +106,7 @@ class _Conversation:
         elif len(self._messages) == 1 and self._messages[0]["role"] == "system":
             self._messages[0]["content"] += f"\n\n{text}"
         else:
-            self._notes.translate(name, "sent as the user's: chat templates accept one system message, at the start")
+            self._notes.translate(name, "sent as user text: chat templates accept one system message, at the start")
             self._add_parts([{"type": "text", "text": f"<system-reminder>\n{text}\n</system-reminder>"}])
 
     def finish(self) -> list[dict[str, Any]]:
@@ -267,7 +267,7 @@ def _read_thinking(block: Mapping[str, Any], where: str, notes: InputNotes) -> s
     try:
         return base64.b64decode(signature.removeprefix(_HIDDEN_SIGNATURE), validate=True).decode()
     except (binascii.Error, ValueError):
-        raise _invalid(f"{where}.signature is damaged", "send the thinking block back as it was") from None
+        raise _invalid(f"{where}.signature is damaged", "send the thinking block back unchanged") from None
 
 
 def _read_document(block: Mapping[str, Any], where: str, notes: InputNotes) -> str:

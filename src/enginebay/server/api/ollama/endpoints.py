@@ -20,7 +20,7 @@ _ALTERNATIVES = {
     "copy": "give the model another entry in the configuration's models, then `bay reload`",
     "create": "add the model to the configuration's models, then `bay reload`",
     "delete": "remove it from the configuration, `bay reload`, then `bay models remove`",
-    "push": "share the model's files, or a bundle: `bay bundle`",
+    "push": "share the model's files, or create a bundle: `bay bundle`",
 }
 
 
@@ -46,7 +46,7 @@ def _wants_text(accept: str) -> bool:
 def _make_refusal(command: str) -> RouteHandler:
     async def refuse(context: ServerContext, request_context: RequestContext) -> None:
         raise Unsupported(
-            f"/api/{command} is not supported: the configuration says which models there are", _ALTERNATIVES[command]
+            f"/api/{command} is not supported: the configuration defines the models", _ALTERNATIVES[command]
         )
 
     return refuse

@@ -42,7 +42,7 @@ def resolve_model(catalog: ModelCatalog, name: str) -> str:
             return candidate
     raise UnknownModel(
         f"model {name[:100]!r} not found",
-        f"available: {', '.join(catalog.names)}; others: `bay models pull`, then add them to the configuration",
+        f"available: {', '.join(catalog.names)}; to add another: `bay models pull`, then list it in the configuration",
         param="model",
     )
 

@@ -15,7 +15,7 @@ _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 _PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _DURATION = re.compile(rf"[+-]?(?:{_PART.pattern})+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?\d{1,12}(?:\.\d{1,9})?", re.ASCII)
-_HINT = 'use seconds, or a duration such as "5m"; 0: unload at once, -1: keep it'
+_HINT = 'use seconds, or a duration such as "5m"; 0: unload it when idle, -1: keep it'
 FORBIDDEN = "needs a key with the scope admin, since it affects other clients"
 
 

@@ -23,7 +23,7 @@ from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.util.progress import Advance, ProgressSink
 
-HINT = "on the server's host: `bay models pull`"  # for callers that may not
+HINT = "run `bay models pull` on the server's host"  # for callers that may not
 _REPORT_S = 0.25
 _MAX_PULLS = 4  # per server process
 _HUB_PREFIXES = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
@@ -42,8 +42,8 @@ def parse_pull_source(name: str) -> str:
         return source
     if not source.startswith("hf:"):
         raise Unsupported(
-            f"cannot pull {name[:100]!r}: there is no Ollama library here",
-            f"use hf:org/name, hf:org/name:file.gguf or one of {', '.join(KNOWN_MODELS)}; other sources {HINT}",
+            f"cannot pull {name[:100]!r}: this server has no Ollama library",
+            f"use hf:org/name, hf:org/name:file.gguf or one of {', '.join(KNOWN_MODELS)}; for other sources, {HINT}",
             param="model",
         )
     try:

@@ -21,7 +21,7 @@ from enginebay.util.text_format import find_nearest
 
 Notes = dict[str, str]
 
-_LOAD_TIME = "set when the model is loaded: use the configuration"
+_LOAD_TIME = "applies at load time: set it in the configuration"
 _NO_SAMPLER = "no engine has this sampler"
 _IGNORED_OPTIONS = {
     **dict.fromkeys(
@@ -31,7 +31,7 @@ _IGNORED_OPTIONS = {
     ),
     **dict.fromkeys(("mirostat", "mirostat_tau", "mirostat_eta", "tfs_z", "typical_p", "penalize_newline"), _NO_SAMPLER),
     "repeat_last_n": "repeat_penalty applies to the prompt and the whole output",
-    "num_keep": "a prompt that does not fit is refused, not cut",
+    "num_keep": "a prompt that does not fit is refused, not truncated",
 }  # fmt: skip
 _OPTION_NAMES = (*OllamaOptions.__struct_fields__, *_IGNORED_OPTIONS)
 _CHAT_FIELDS = {
@@ -175,7 +175,7 @@ def _build_content(text: Any, images: Any, where: str) -> Any:
     if images is None or images == []:
         return text
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise InvalidRequest(f"{where}: images must be a list of base64 texts", param="messages")
+        raise InvalidRequest(f"{where}: images must be a list of base64 strings", param="messages")
     parts: list[JsonObject] = [{"type": "text", "text": text}] if text else []
     return parts + [{"type": "image_url", "image_url": {"url": _to_data_url(image)}} for image in images]
 
@@ -203,7 +203,7 @@ def _translate_calls(value: Any, number: int, where: str, calls: list[tuple[str,
         )  # nine: Mistral's
         arguments = function.get("arguments")
         if not isinstance(arguments, (dict, str, type(None))):
-            raise InvalidRequest(f"{where}.tool_calls[{index}] has arguments that are no object", param="messages")
+            raise InvalidRequest(f"{where}.tool_calls[{index}] has arguments that are not an object", param="messages")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
         calls.append((call_id, function["name"]))
         translated.append(

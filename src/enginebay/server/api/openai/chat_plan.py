@@ -76,7 +76,7 @@ async def count_chat_tokens(request_context: RequestContext, session: ModelSessi
     switches = translate_switches(request_context, session, ThinkingFields.read_chat(body))
     request = GenerateRequest(messages=tools.with_preface(body.messages), sampling=sampling, extras=extras)
     if session.client.spec.renders:
-        request_context.translated["input_tokens"] = "estimated: a remote server tokenizes"
+        request_context.translated["input_tokens"] = "an estimate: a remote server tokenizes"
         return estimate_prompt_tokens(request)
     bound = PromptBound(get_tokenize_limit(session.client.facts.context_length))
     options = _collect_template_options(body, tools) | switches.template_options
@@ -85,7 +85,7 @@ async def count_chat_tokens(request_context: RequestContext, session: ModelSessi
             encode = session.client.prompt_encoder.encode_request
             return len(await encode(request, request_context.has_large_body, bound, **options))
     except TextTooLong as error:
-        request_context.translated["input_tokens"] = "at least as many: the prompt is too long to count"
+        request_context.translated["input_tokens"] = "a lower bound: the prompt is too long to count"
         return error.min_tokens
 
 

@@ -61,7 +61,7 @@ class ResponseChain:
             )
         if _decode_field(fields, "background", bool):
             raise Unsupported(
-                "background responses are not possible over a WebSocket", "remove background", param="background"
+                "background responses are not supported over a WebSocket", "remove background", param="background"
             )
         stream_id = _decode_field(fields, "stream_id", str)
         if stream_id is not None and not _STREAM_ID.fullmatch(stream_id):

@@ -28,7 +28,7 @@ def list_ignored_reasoning(body: ResponsesBody) -> dict[str, str]:
     """Return the fields of `reasoning` that cannot change the response: why."""
     fields = {name: value for name, value in (body.reasoning or {}).items() if name != "effort" and value is not None}
     names = [f"reasoning.{name[:40]}" for name in fields] if len(fields) <= _MAX_SHOWN else ["reasoning"]
-    return dict.fromkeys(names, "thoughts are returned whole, not as a summary")
+    return dict.fromkeys(names, "thoughts are returned in full, not as a summary")
 
 
 def add_reasoning_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
@@ -74,10 +74,10 @@ def _read_parts(item: Mapping[str, Any], name: str, where: str) -> str:
     for number, part in enumerate(parts):
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") == _PART_TYPES[name] else None
         if not isinstance(text, str):
-            raise _make_error(f"{where}.{name}[{number}] is no {_PART_TYPES[name]}")
+            raise _make_error(f"{where}.{name}[{number}] is not a {_PART_TYPES[name]}")
         texts.append(text)
     return "\n\n".join(filter(None, texts))
 
 
 def _make_error(message: str) -> InvalidRequest:
-    return InvalidRequest(message, "send the item as it came", param="input")
+    return InvalidRequest(message, "send the item back unchanged", param="input")

@@ -113,7 +113,7 @@ async def _limit_thought(
         ids = await encoder.encode_text(lead, add_special=False)
         return _extend_prompt(prepared, ids, session.client.facts.context_length), prompt_end + lead
     if not _is_single(sampling):
-        request_context.ignored["max_reasoning_tokens"] = "applies to requests for one choice"
+        request_context.ignored["max_reasoning_tokens"] = "applies only to requests with one choice"
         return prepared, prompt_end
     leads = (reasoning_format.after_thought, reasoning_format.end_thought, reasoning_format.skip_thought,
              reasoning_format.without_thought)  # fmt: skip

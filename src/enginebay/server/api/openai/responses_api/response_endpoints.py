@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 _POLL_S = 0.25
 _RUNNING = ("queued", "in_progress")
 _SEQUENCE = re.compile(rb'"sequence_number":(\d+)')
-_LOST = {"code": "server_error", "message": "the server process that generated this response ended"}
+_LOST = {"code": "server_error", "message": "the server process that generated this response died"}
 
 
 async def get_response(context: ServerContext, request_context: RequestContext) -> None:
@@ -74,7 +74,7 @@ async def cancel_response(context: ServerContext, request_context: RequestContex
     response_id = read_path_id(request_context.exchange)
     found = await _find_response(state, owner, response_id)
     if not msgspec.json.decode(found.body)["background"]:
-        raise InvalidRequest("only responses in the background can be cancelled", "set background to true")
+        raise InvalidRequest("only background responses can be cancelled", "set background to true")
     if found.runner and await _end_response(state, found, "cancelled") and context.background is not None:
         context.background.cancel(response_id)
     request_context.exchange.respond(200, (await _find_response(state, owner, response_id)).body)
@@ -116,7 +116,7 @@ async def _stream_events(
     found = await _find_response(state, owner, response_id)
     if (await _read_batches(state, owner, response_id, -1))[0] == [] and found.status not in _RUNNING:
         raise InvalidRequest(
-            "this response has no events", "create it with background and stream set to true", param="stream"
+            "this response has no stored events", "create it with background and stream set to true", param="stream"
         )
     request_context.stream = True
     exchange.start(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})

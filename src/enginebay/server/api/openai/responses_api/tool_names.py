@@ -76,7 +76,7 @@ def _list_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[st
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"{where}.name is missing", "name the namespace", param="tools")
         if not isinstance(inner, list) or not all(isinstance(one, Mapping) for one in inner):
-            raise InvalidRequest(f"{where}.tools is not a list of tools", "list its tools", param="tools")
+            raise InvalidRequest(f"{where}.tools is not a list of tools", "send a list", param="tools")
         for inner_number, inner_tool in enumerate(inner):
             inner_where = f"{where}.tools[{inner_number}]"
             if inner_tool.get("type") not in ("function", "custom"):

@@ -114,7 +114,7 @@ async def _load_previous(
 
 def _make_previous_error(previous: str) -> PreviousResponseNotFound:
     return PreviousResponseNotFound(
-        f"previous response {previous[:80]!r} not found, or one that it continues",
+        f"previous response {previous[:80]!r}, or one that it continues, was not found",
         "it may have expired or been deleted: send the whole conversation as input", param="previous_response_id",
     )  # fmt: skip
 
