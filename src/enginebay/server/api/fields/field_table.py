@@ -95,6 +95,9 @@ _RESPONSES = (
     ignore("tools", _HOSTED, depends=True),
     ignore("include", "only message.output_text.logprobs and reasoning.encrypted_content are supported", depends=True),
     translate("reasoning", f"effort: {_SWITCH}", depends=True),
+    translate("enable_thinking", _SWITCH, depends=True),
+    translate("thinking", _SWITCH, depends=True),
+    translate("max_reasoning_tokens", _THOUGHT, depends=True),
     refuse("prompt", "stored prompts are not supported", "send the text as instructions and input"),
     refuse("moderation", "moderation is not supported", "remove moderation"),
     refuse(
