@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}, in the form of the dialect that asks."""
+"""GET /v1/models and /v1/models/{id}, in the format of the client's dialect."""
 
 from __future__ import annotations
 

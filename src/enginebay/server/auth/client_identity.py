@@ -20,7 +20,7 @@ def identify_client(key: ApiKey | None, peer: str) -> QueueClient:
 
 
 def identify_owner(key: ApiKey | None) -> str:
-    """Return whose stored responses a request sees: those of its key. A new key of the same name sees nothing of the old.
+    """Return whose stored responses a request sees: those of its key. A new key of the same name does not see them.
 
     Without keys, all clients share theirs: ids cannot be guessed.
     """

@@ -1,4 +1,4 @@
-"""The first of two phases of a response: the thought, which no constraint binds and a budget may end.
+"""The first of two phases of a response: the thought, without a constraint and up to its token budget.
 
 When the thought ends, its request is cancelled, and a second one generates the answer: its prompt has the thought, and its
 sampling the constraint. Without a constraint, a thought that ends within its budget needs no second request.

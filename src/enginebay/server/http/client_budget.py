@@ -1,4 +1,4 @@
-"""Bounds what clients may make the server keep, in all and by client: bodies in memory, forms on disk, WebSockets."""
+"""Bounds what the server keeps for clients, in total and per client: bodies in memory, forms on disk, WebSockets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One WebSocket (RFC 6455), on the transport of the HTTP connection that asked for it.
 
-Frames are parsed by wsproto. Every message has a size limit and a deadline; a client that sends faster than it is answered,
-or does not read, is not read from. Messages wait in a queue until the application receives them.
+Frames are parsed by wsproto. Every message has a size limit and a deadline; the server stops reading from a client that sends
+faster than it is answered, or does not read. Messages wait in a queue until the application receives them.
 """
 
 from __future__ import annotations

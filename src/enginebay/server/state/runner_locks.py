@@ -1,4 +1,4 @@
-"""Which server processes live: each holds a lock on a file of its own, which the kernel releases when it dies."""
+"""Which server processes are alive: each holds a lock on a file of its own, which the kernel releases when it dies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RunnerLock:
         try_lock(self._file)
 
     def is_alive(self, runner: str) -> bool:
-        """Return whether the process with this name lives. Removes the file of a dead one."""
+        """Return whether the process with this name is alive. Removes the file of a dead one."""
         if runner == self.runner:
             return True
         path = self._path.with_name(f"{Path(runner).name}.lock")

@@ -30,7 +30,7 @@ def state_dir() -> Path:
 
 
 def check_state_file(limits: StateLimits) -> None:
-    """Raise `ConfigError` if the file is of a newer version or another program. Creates it if it is missing."""
+    """Raise `ConfigError` if the file is from a newer version or another program. Creates it if it is missing."""
     if limits.enabled:
         with suppress(sqlite3.Error, OSError):  # a full disk or a damaged file does not keep the server from starting
             StateStore(state_dir() / _FILE_NAME, limits).close()

@@ -1,4 +1,4 @@
-"""Keeps the state file within its size and age: deletes whole chains, the longest unused first."""
+"""Keeps the state file within its size and age: deletes whole chains, the least recently used first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StateEviction:
     def make_room(self, now: float, owner: str, chain: str | None, added_bytes: int) -> None:
         """Evict until `added_bytes` fit, never from `chain`. Raises `NotStored` if they cannot.
 
-        The key that stores most loses its oldest first, so that one key cannot displace the others.
+        The key that stores most loses its least recently used first, so that one key cannot displace the others.
         """
         self.expire(now)
         self._check_chain_size(chain, added_bytes)

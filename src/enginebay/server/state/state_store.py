@@ -33,7 +33,7 @@ WITH RECURSIVE turns (id, previous, depth) AS (
 
 
 class StateStore:
-    """What one key stores, another never sees: every statement names the owner."""
+    """A key never sees what another one stores: every statement names the owner."""
 
     def __init__(self, path: Path, limits: StateLimits, clock: Callable[[], float] = time.time) -> None:
         self._limits = limits

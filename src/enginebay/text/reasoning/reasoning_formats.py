@@ -108,7 +108,7 @@ _DETECTION_RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def detect_reasoning_format(template: str | None) -> str:
-    """Return the reasoning format of a model by its chat template; "none" if it has no sign of one."""
+    """Return the reasoning format of a model by its chat template; "none" if it shows none."""
     for name, signs in _DETECTION_RULES:
         if template and any(sign in template for sign in signs):
             return name

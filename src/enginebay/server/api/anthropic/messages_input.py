@@ -1,6 +1,6 @@
 """Translates requests of the Messages API into chat requests. Pure.
 
-Nothing is dropped silently: what cannot change the response is named as ignored, the rest is refused with a hint. The fields of the
+Nothing is dropped silently: a field without effect is named as ignored, any other is refused with a hint. The fields of the
 body itself that are ignored or refused are in `fields.field_table`.
 """
 
@@ -151,7 +151,7 @@ def _invalid_choice(message: str, hint: str) -> InvalidRequest:
 
 
 def _to_thinking(thinking: Mapping[str, Any] | None, notes: InputNotes) -> tuple[dict[str, Any], bool]:
-    """Return the switches of a chat's reasoning, and whether the thoughts are not shown."""
+    """Return the thinking switches of the chat, and whether thoughts are hidden."""
     if thinking is None:
         return {}, False
     kind = thinking.get("type")

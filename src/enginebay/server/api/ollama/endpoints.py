@@ -1,4 +1,4 @@
-"""GET /api/version, the sign of life at /, and the endpoints that change models, which are refused."""
+"""GET /api/version, the liveness text at /, and the endpoints that change models, which are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def get_version(context: ServerContext, request_context: RequestContext) -
 
 
 async def get_home(context: ServerContext, request_context: RequestContext) -> None:
-    """Show the documentation, or Ollama's sign of life to its clients, which probe for it."""
+    """Return the documentation page, or to Ollama's clients the liveness text that they probe for."""
     exchange = request_context.exchange
     if exchange.headers.get("user-agent", "").lower().startswith("ollama") or _wants_text(
         exchange.headers.get("accept", "")

@@ -42,7 +42,7 @@ def may_manage(context: ServerContext, request_context: RequestContext) -> bool:
 
 
 class KeepAlivePlan:
-    """What a request asks for. Without the right to it, it is ignored by name."""
+    """What a request asks for. Ignored, and named in the header, if the caller may not set it."""
 
     def __init__(self, context: ServerContext, request_context: RequestContext, value: KeepAlive | None) -> None:
         self._context = context

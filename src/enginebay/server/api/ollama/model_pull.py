@@ -33,7 +33,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def parse_pull_source(name: str) -> str:
-    """Return what the store pulls: a name of the catalogue, or a repository of the hub. Raise `RequestError`."""
+    """Return what the store pulls: a name from the catalogue, or a Hugging Face repository. Raise `RequestError`."""
     source = name.removesuffix(":latest")
     for prefix in _HUB_PREFIXES:
         if source.startswith(prefix):

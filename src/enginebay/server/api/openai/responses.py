@@ -238,7 +238,7 @@ def _make_encoder(
 def _apply_switches(
     request_context: RequestContext, session: ModelSession, body: ResponsesBody, chat: ResponsePlan
 ) -> tuple[GenerateRequest, dict[str, Any], int | None]:
-    """Return the request and the template's options with the switches of thinking, and the thought's token limit."""
+    """Return the request and the template's options with the thinking switches, and the thought's token limit."""
     switches = translate_switches(request_context, session, read_thinking_fields(body))
     request_context.ignored |= list_ignored_reasoning(body)
     check_thoughts(request_context, session, chat.request.messages or ())

@@ -172,7 +172,7 @@ def encode_reasoning_part(thought: ReasoningItem) -> ReasoningTextObject:
 
 
 def encrypt_thought(text: str) -> str:
-    """Encode a thought for clients that send only `encrypted_content` back. It is no secret: the text is next to it."""
+    """Encode a thought for clients that send only `encrypted_content` back. It is not a secret: the text is next to it."""
     return _ENCODED_PREFIX + b64encode(text.encode("utf-8", "replace")).decode()
 
 

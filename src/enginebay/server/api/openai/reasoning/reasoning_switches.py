@@ -1,4 +1,4 @@
-"""Translates the switches of thinking in a request to those of the model's chat template.
+"""Translates the thinking switches of a request to those of the model's chat template.
 
 `reasoning_effort`, `enable_thinking` and `thinking` mean the same to most clients, and each template has its own variable. A switch
 that the template lacks is named in `x-enginebay-ignored`.
@@ -28,7 +28,7 @@ _REMOTE = "a remote server applies the chat template"
 
 @dataclass(frozen=True, slots=True)
 class ThinkingFields:
-    """The switches of thinking in a request, of any dialect."""
+    """The thinking switches of a request, in any dialect."""
 
     effort: str | None = None
     enable_thinking: bool | None = None

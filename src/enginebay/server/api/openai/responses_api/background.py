@@ -1,4 +1,4 @@
-"""Responses in the background: they go on when their client leaves, and can be cancelled from any server process."""
+"""Background responses: they continue after the client disconnects, and can be cancelled from any server process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class BackgroundExchange(Exchange):
         return 0
 
     def cancel(self) -> None:
-        """End the work as if its client had left."""
+        """End the work as if its client had disconnected."""
         self.closed = True
         if self.on_close is not None:
             self.on_close()
@@ -162,7 +162,7 @@ class BackgroundExchange(Exchange):
 
 @dataclass(slots=True, eq=False)
 class BackgroundRun:
-    """One response in the background, from its first answer to its end."""
+    """One background response, from its first answer to its end."""
 
     turn: ResponseTurn
     state: StateClient

@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: the model summarizes a conversation, so that it can go on in less context."""
+"""POST /v1/responses/compact: the model summarizes a conversation, so that it takes less context."""
 
 from __future__ import annotations
 

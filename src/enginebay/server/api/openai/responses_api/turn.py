@@ -57,7 +57,7 @@ async def begin_turn(
     conversation: str | None = None,
     stores: bool | None = False,
 ) -> ResponseTurn:
-    """Find what the request refers to. Raises `RequestError` if it is not there, whoever it may belong to."""
+    """Find what the request refers to. Raises `RequestError` if it does not exist, or is another key's."""
     state, owner = context.state, identify_owner(request_context.key)
     inputs = [{"role": "user", "content": input_}] if isinstance(input_, str) else list(input_ or ())
     turn = ResponseTurn(make_id("resp"), owner, (), inputs, previous, conversation)
