@@ -29,7 +29,8 @@ _SHORT = {"options": {"num_predict": 32}}
 OLLAMA_OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/api/chat"): {
         **_GENERATES, "operation_id": "ollamaChat", "summary": "Answer a conversation",
-        "description": "Streams lines of JSON unless `stream` is false. Without messages it loads the model.",
+        "description": "Streams lines of JSON unless `stream` is false. Without messages it loads the model; "
+        "with keep_alive 0 it unloads it instead, which needs an admin key if the server has keys.",
         "body": "OllamaChatBody", "response": "OllamaChat", "lines": "OllamaChat",
         "examples": {
             "streamed": {"messages": _HELLO, **_SHORT},
