@@ -14,7 +14,7 @@ from enginebay.errors import InvalidRequest, Unsupported
 class Treatment(StrEnum):
     HONOURED = "honoured"
     TRANSLATED = "translated"  # named in x-enginebay-translated
-    IGNORED = "ignored"  # cannot change the response; named in x-enginebay-ignored
+    IGNORED = "ignored"  # the response is as good without it; named in x-enginebay-ignored
     REFUSED = "refused"  # 400, with the alternative
 
 
