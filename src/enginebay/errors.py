@@ -12,6 +12,8 @@ EnginebayError                   has `message` (what is wrong) and `hint` (what 
 │   ├── PoisonRequest            it killed two workers, so it is refused
 │   ├── NotFound                 no endpoint at this path
 │   │   └── MethodNotAllowed     the endpoint does not allow this method; has `allowed`
+│   ├── ResponseNotFound         no stored response, conversation or item of this key has that id
+│   ├── PreviousResponseNotFound the response to continue is not stored
 │   ├── Unauthorized             the API key is missing or unknown
 │   └── Forbidden                the API key lacks the scope
 ├── Overloaded                   the queue is full, or the request waited too long; has `retry_after_s`

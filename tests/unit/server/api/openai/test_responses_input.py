@@ -135,7 +135,7 @@ def test_a_thought_comes_back_in_each_of_its_forms() -> None:
     ("item", "error", "message"),
     [
         ({"type": "reasoning", "summary": []}, InvalidRequest, "no message"),
-        ({"type": "reasoning", "summary": "x"}, InvalidRequest, "input[0].summary is not a list"),
+        ({"type": "reasoning", "summary": "x"}, InvalidRequest, "input[0].summary[0] is no summary_text"),
         ({"type": "reasoning", "content": [{"type": "text", "text": "x"}]}, InvalidRequest, "input[0].content[0]"),
         ({"type": "web_search_call", "id": "x"}, Unsupported, "'web_search_call'"),
         ({"type": "item_reference", "id": "x"}, Unsupported, "'item_reference'"),
