@@ -18,6 +18,7 @@ EnginebayError                   has `message` (what is wrong) and `hint` (what 
 │   └── Forbidden                the API key lacks the scope
 ├── Overloaded                   the queue is full, or the request waited too long; has `retry_after_s`
 │   └── RateLimited              this API key reached its rate limit
+├── StateUnavailable             the stored responses and conversations cannot be read
 ├── TimedOut                     the answer took longer than the server allows
 ├── EngineMissing                the engine's library is not installed
 ├── LoadFailed                   the worker failed to load the model
