@@ -117,7 +117,7 @@ integration: engines node agents clients
 	$(PYTEST) tests/integration -m "not alone" $(PARALLEL)
 	$(PYTEST) tests/integration -m "alone"
 
-# Every hostile request on every engine, beside honest clients; `make test-ci` sends a fifth of them to the real ones.
+# Every hostile request on every engine, beside honest clients; `make test-ci` sends a fifth of them to llama.cpp.
 hostile: engines
 	$(PYTEST) tests/hostile
 

@@ -72,6 +72,8 @@ def _implied_markers(item: pytest.Item) -> set[str]:
         markers.add("alone")  # they compare waits
         if not REAL_ENGINES.isdisjoint(_engines(item)):
             markers.add("slow")
+        if heavy:
+            markers.add("exhaustive")
     return markers
 
 

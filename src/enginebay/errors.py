@@ -12,10 +12,13 @@ EnginebayError                   has `message` (what is wrong) and `hint` (what 
 │   ├── PoisonRequest            it killed two workers, so it is refused
 │   ├── NotFound                 no endpoint at this path
 │   │   └── MethodNotAllowed     the endpoint does not allow this method; has `allowed`
+│   ├── ResponseNotFound         no stored response, conversation or item of this key has that id
+│   ├── PreviousResponseNotFound the response to continue is not stored
 │   ├── Unauthorized             the API key is missing or unknown
 │   └── Forbidden                the API key lacks the scope
 ├── Overloaded                   the queue is full, or the request waited too long; has `retry_after_s`
 │   └── RateLimited              this API key reached its rate limit
+├── StateUnavailable             the stored responses and conversations cannot be read
 ├── TimedOut                     the answer took longer than the server allows
 ├── EngineMissing                the engine's library is not installed
 ├── LoadFailed                   the worker failed to load the model

@@ -59,7 +59,7 @@ def test_answers_are_as_the_document_says(server: BayProcess, tmp_path: Path) ->
             "--continue-on-failure", "--request-timeout", "20",
             *(f"--header={name}: {value}" for name, value in server.admin_headers.items()),
         ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=550, check=False,
         env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.integration.server.schema_checks", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-12_000:] + run.stderr[-2000:]
