@@ -78,7 +78,8 @@ def test_a_load_that_runs_out_of_memory(allowed: bool, site: ServerSite) -> None
         answer = ask(server)
         if allowed:
             assert answer.status == 200 and "loading with smaller settings" in server.read_log()
-            assert_error(ask(server, max_tokens=3000), 400)  # the context is what it says
+            long = [{"role": "user", "content": "x" * 3000}]
+            assert_error(ask(server, messages=long), 400)  # the context is what it says
         else:
             assert assert_error(answer, 503)["code"] == "engine_unavailable"
             assert "loading with smaller settings" not in server.read_log()
