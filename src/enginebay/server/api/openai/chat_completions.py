@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enginebay.errors import RequestError
-from enginebay.server.api.body_decoder import read_body
+from enginebay.server.api.body_decoder import get_unknown_fields, read_body
 from enginebay.server.api.openai.chat_plan import ChatPlan, plan_chat
 from enginebay.server.api.openai.encoders.chat_encoder import ChatEncoder
+from enginebay.server.api.openai.sampling_params import note_unknown_format_keys
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.server.encoding.choice_state import ChoiceState
 from enginebay.server.encoding.choices_json_writer import ChoicesJsonWriter
@@ -23,6 +24,7 @@ async def create_chat_completion(context: ServerContext, request_context: Reques
     request_context.stream = bool(body.stream)
     request_context.prompt = body.messages
     request_context.cache_key = body.prompt_cache_key or ""
+    note_unknown_format_keys(body.response_format, get_unknown_fields(context, request_context))
     plan = await plan_chat(request_context, session, lora, body)
     try:
         await generate_response(
