@@ -322,7 +322,7 @@ async def test_an_error_of_the_answer_is_the_response_s() -> None:
     assert writer.usage.completion_tokens == len("<think>ab</think>")
 
 
-@pytest.mark.parametrize("step", ["submit_answer", "insert_text", "cancel_requests"])
+@pytest.mark.parametrize("step", ["submit_answer", "insert_text"])
 async def test_a_failure_between_the_phases_ends_the_response(step: str) -> None:
     writer, connection, worker = begin()
     worker.send("<think>ab</think")

@@ -44,9 +44,7 @@ class RecordedExchange:
 def make_request(**body: Any) -> tuple[Any, RequestContext, RecordedExchange]:
     exchange: Any = RecordedExchange({"model": "m", **body})
     primary = SimpleNamespace(kind="fake", session=None, facts=None)
-    entry = SimpleNamespace(
-        name="m", primary=primary, created=0.0, route=SimpleNamespace(source=None, task="generate")
-    )
+    entry = SimpleNamespace(name="m", primary=primary, created=0.0, route=SimpleNamespace(source=None, task="generate"))
     catalog = SimpleNamespace(names=["m"], find=lambda name: (entry, None))
     config = SimpleNamespace(unknown_fields="ignore", allow_without_key=False, limits=ServerLimits(messages=3))
     context = SimpleNamespace(config=config, catalog=catalog, fleet=Fleet())

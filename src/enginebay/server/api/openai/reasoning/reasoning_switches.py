@@ -86,7 +86,9 @@ def _read_toggles(fields: ThinkingFields) -> tuple[dict[str, bool], int | None]:
     if isinstance(thinking, Mapping):
         kind, tokens = thinking.get("type"), thinking.get("budget_tokens")
         if kind not in ("enabled", "disabled", "adaptive", "auto"):
-            raise InvalidRequest("thinking.type is unknown", "use enabled, adaptive, auto or disabled", param="thinking")
+            raise InvalidRequest(
+                "thinking.type is unknown", "use enabled, adaptive, auto or disabled", param="thinking"
+            )
         if not isinstance(tokens, (int, type(None))) or isinstance(tokens, bool) or (tokens or 0) < 0:
             raise InvalidRequest("thinking.budget_tokens is not a number of tokens", param="thinking")
         budget = tokens if budget is None else budget
