@@ -66,6 +66,10 @@ def test_thinking_is_not_an_error(battered: AbusedServer) -> None:
     headers, _ = ask(battered, CHAT, reasoning_effort="high", thinking={"type": "disabled"})
     for name in ("reasoning_effort", "thinking"):
         assert f"{name}: the model's chat template has no such switch" in headers["x-enginebay-ignored"]
+    headers, _ = ask(battered, CHAT, thinking={"type": "disabled", "some_new_field": 1})
+    assert "thinking.some_new_field: unknown" in headers["x-enginebay-ignored"]
+    wrong = {**BASES[CHAT], "thinking": {"type": "enabled", "budget_token": 9}}
+    assert "budget_tokens?" in battered.assert_refused(CHAT, wrong, "thinking")["message"]
 
 
 @pytest.mark.parametrize("path", [*BASES, EMBEDDINGS, "/tokenize", "/detokenize"])

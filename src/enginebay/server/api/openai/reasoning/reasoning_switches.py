@@ -19,6 +19,7 @@ from enginebay.text.chat.chat_renderer import ChatRenderer
 from enginebay.text.chat.template_sandbox import TemplateNames
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # in order
+THINKING_KEYS = ("type", "budget_tokens")  # of the object `thinking`
 _USUAL_EFFORTS = ("low", "medium", "high")
 _OFF = ("none", "minimal")  # for a template that only knows on and off
 _TOGGLES = ("enable_thinking", "thinking")  # of templates
