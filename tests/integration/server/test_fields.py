@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from tests.integration.server.abused_server import CHAT, COMPLETIONS, EMBEDDINGS, HELLO, RESPONSES, AbusedServer
+from tests.integration.server.bay_process import run_server
+from tests.integration.server.fake_requests import build_config
 
 LENGTHS = {CHAT: "max_tokens", COMPLETIONS: "max_tokens", RESPONSES: "max_output_tokens"}
 BASES: dict[str, dict[str, Any]] = {
@@ -63,6 +66,10 @@ def test_thinking_is_not_an_error(battered: AbusedServer) -> None:
     headers, _ = ask(battered, CHAT, reasoning_effort="high", thinking={"type": "disabled"})
     for name in ("reasoning_effort", "thinking"):
         assert f"{name}: the model's chat template has no such switch" in headers["x-enginebay-ignored"]
+    headers, _ = ask(battered, CHAT, thinking={"type": "disabled", "some_new_field": 1})
+    assert "thinking.some_new_field: unknown" in headers["x-enginebay-ignored"]
+    wrong = {**BASES[CHAT], "thinking": {"type": "enabled", "budget_token": 9}}
+    assert "budget_tokens?" in battered.assert_refused(CHAT, wrong, "thinking")["message"]
 
 
 @pytest.mark.parametrize("path", [*BASES, EMBEDDINGS, "/tokenize", "/detokenize"])
@@ -76,6 +83,22 @@ def test_a_misspelling_is_an_error_and_another_name_is_not(battered: AbusedServe
     assert "Did you mean model?" in error["message"]
     answer = battered.post(path, {**base, "some_new_field": 1})
     assert answer.status == 200 and answer.headers["x-enginebay-ignored"] == "some_new_field: unknown"
+
+
+def test_the_configuration_can_refuse_unknown_fields_at_any_depth() -> None:
+    unknown = {"type": "json_object", "some_new_field": 1}
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"response_format": unknown},
+        COMPLETIONS: {"response_format": unknown},
+        "/v1/messages": {"messages": [{**HELLO[0], "some_new_field": 1}]},
+    }
+    base = {"model": "toy", "messages": HELLO, "max_tokens": 4}
+    with run_server(config=build_config(unknown_fields="refuse")) as server:
+        for path, fields in bodies.items():
+            plain = {"model": "toy", "prompt": "hi", "max_tokens": 4} if path == COMPLETIONS else base
+            assert httpx.post(f"{server.url}{path}", json=plain, timeout=60).status_code == 200
+            refused = httpx.post(f"{server.url}{path}", json={**plain, **fields}, timeout=60)
+            assert refused.status_code == 400 and "some_new_field" in refused.json()["error"]["message"]
 
 
 def test_an_admin_command_is_strict(battered: AbusedServer) -> None:

@@ -118,6 +118,12 @@ def find_model(server: ServerAddress, key: str | None, name: str | None) -> Mode
         raise ServerUnreachable(
             error.message, f"start one in another terminal: bay serve {name or 'MODEL'}; or pass --url"
         ) from None
+    if not names:
+        raise UsageError(
+            f"the server at {server.url} has no models",
+            "add one to the configuration's models, then `bay reload`; or start another server: bay serve MODEL",
+            param="model",
+        )
     if name is None and len(names) != 1:
         raise UsageError(
             f"the server has {len(names)} models", f"pass -m with one of {', '.join(names)}", param="model"
@@ -127,7 +133,7 @@ def find_model(server: ServerAddress, key: str | None, name: str | None) -> Mode
         near = find_nearest(name, names)
         raise UnknownModel(
             f"the server at {server.url} has no model {name!r}",
-            f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}",
+            f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}",
             param="model",
         )
     described = _get(server, key, f"v1/models/{quote(name, safe='')}")

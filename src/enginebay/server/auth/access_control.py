@@ -16,6 +16,7 @@ _EXPOSED_HEADERS = (
     "retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
+_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "via")
 
 
 def authenticate(keyring: Keyring, headers: Mapping[str, str], scope: str) -> ApiKey | None:
@@ -87,13 +88,17 @@ def check_local_admin(exchange: Exchange, admin_token: str) -> None:
 
     A proxy on this host may leave no trace, so the address alone proves nothing.
     """
-    proxied = any(name in exchange.headers for name in ("forwarded", "x-forwarded-for", "via"))
-    if proxied or not _is_local_peer(exchange):
+    if is_proxied(exchange.headers) or not _is_local_peer(exchange):
         raise Forbidden(
             "without an API key only local clients may manage the server", "create a key: bay keys create NAME --admin"
         )
     check_origin(exchange, (), keyless=True)
     check_admin_token(exchange.headers, admin_token)
+
+
+def is_proxied(headers: Mapping[str, str]) -> bool:
+    """Return whether a proxy says that it passed the request on. Not every proxy does."""
+    return any(name in headers for name in _PROXY_HEADERS)
 
 
 def _is_local_peer(exchange: Exchange) -> bool:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from enginebay.contract import Delta, FinishReason, GenerateRequest
 from enginebay.contract.engine_messages import Done, Timing, Usage
-from enginebay.errors import EnginebayError
+from enginebay.errors import EnginebayError, EngineFailed
 from enginebay.text.reasoning import ReasoningFormat
 
 
@@ -123,9 +123,17 @@ class ThoughtListener:
         self._begin_answer(instead)
 
     def _begin_answer(self, lead: str, thought_ids: Sequence[int] | None = None) -> None:
-        """Submit the request for the answer. `lead`: the text between thought and answer."""
+        """End the request of the thought, and submit that of the answer. `lead`: the text between them."""
         self._is_over = True
-        self._writer.cancel_requests()
+        try:
+            self._writer.cancel_requests()
+            self._submit_answer(lead, thought_ids)
+        except EnginebayError as error:
+            self._writer.on_error(error)
+        except Exception as error:  # nothing else listens any more, so the response would never end
+            self._writer.on_error(EngineFailed(f"the answer after the thought could not begin: {error!r}"))
+
+    def _submit_answer(self, lead: str, thought_ids: Sequence[int] | None) -> None:
         answer, used = self._limits.answer, len(self._writer.token_ids)
         thought = self._writer.token_ids if thought_ids is None else thought_ids
         prompt = (*(answer.token_ids or ()), *thought, *(self._limits.encode(lead) if lead else ()))

@@ -184,6 +184,9 @@ class Exchange:
             self._connection.write(data)
         self._connection.finish_exchange(self)
 
+    def ping(self) -> None:
+        """Show that the server is alive, where the protocol has a way apart from the response."""
+
     def release_body(self) -> None:
         """Count the body no more: the application has ended its work, also for a client that left."""
         if self.body_lease is not None or self.form is not None:

@@ -304,6 +304,8 @@ class HttpConnection(asyncio.Protocol):
             )
         elif exchange is self._reading:
             self._refuse_with(refusal, exchange)
+        elif exchange not in self._pipelined:  # its client left, and the application never gets it
+            self.release_body(exchange)
 
     # Dispatch and ExchangeTransport
 

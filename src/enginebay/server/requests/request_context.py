@@ -146,8 +146,9 @@ class RequestContext:
         self.queued_s = 0.0
 
     def write_comment(self, text: str) -> None:
-        """Write an SSE comment. Start the stream if needed."""
+        """Write an SSE comment, or a ping where there are none. Start the stream if needed."""
         if not self.takes_comments:
+            self.exchange.ping()
             return
         if not self.exchange.started:
             self.wait_announced = True

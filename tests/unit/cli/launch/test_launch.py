@@ -179,6 +179,14 @@ def test_what_cannot_be_launched(
     assert hint in capsys.readouterr().err and not (record / "args").exists()
 
 
+def test_a_server_without_models(server: ModelServer, record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server.models.clear()
+    for arguments in ([], ["-m", "toy"]):
+        assert main(["launch", "codex", *arguments, "--url", server.url]) == 2
+        said = capsys.readouterr().err
+        assert "has no models" in said and "bay reload" in said and "one of" not in said
+
+
 def test_a_small_context_is_named(server: ModelServer, record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server.models["toy"]["context_length"] = 4096
     assert main(["launch", "codex", "--url", server.url]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from enginebay.contract import Delta, FinishReason, GenerateRequest, Guided, Sampling
 from enginebay.contract.engine_messages import Done, Energy, Timing, Usage
-from enginebay.errors import InvalidRequest, WorkerDied
+from enginebay.errors import EngineFailed, InvalidRequest, WorkerDied
 from enginebay.server.encoding.choice_state import ChoiceState
 from enginebay.server.encoding.choices_json_writer import ChoicesJsonWriter
 from enginebay.server.encoding.choices_sse_writer import ChoicesSseWriter
@@ -319,6 +320,20 @@ async def test_an_error_of_the_answer_is_the_response_s() -> None:
     worker.listeners[2].on_error(InvalidRequest("the schema is too large", param="guided_json"))
     assert connection.events[-1]["error"]["message"].startswith("the schema is too large")
     assert writer.usage.completion_tokens == len("<think>ab</think>")
+
+
+@pytest.mark.parametrize("step", ["submit_answer", "insert_text"])
+async def test_a_failure_between_the_phases_ends_the_response(step: str) -> None:
+    writer, connection, worker = begin()
+    worker.send("<think>ab</think")
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    setattr(writer, step, fail)
+    worker.send(">")
+    assert isinstance(await asyncio.wait_for(writer.finished, 5), EngineFailed)
+    assert connection.events[-1]["error"]["code"] == "engine_failed"
 
 
 async def test_a_client_that_leaves_between_the_phases() -> None:

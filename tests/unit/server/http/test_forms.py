@@ -60,10 +60,10 @@ def open_files() -> Iterator[None]:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-async def wait_for(client: MemoryClient) -> None:
-    """Until the thread has written."""
+async def wait_for(client: MemoryClient, count: int = 1) -> None:
+    """Until the thread has written, and so many responses are there."""
     for _ in range(500):
-        if client.statuses():
+        if len(client.statuses()) >= count:
             break
         await asyncio.sleep(0.01)
 
@@ -193,6 +193,30 @@ async def test_a_full_disk(tmp_path: Path) -> None:
         assert client.statuses() == [503] and b"cannot write the form to disk" in client.received
         client.connection.connection_lost(None)
         assert client.budgets.forms.held == 0
+
+
+async def test_a_full_disk_after_the_client_left(tmp_path: Path) -> None:
+    client = make_client(tmp_path / "missing")
+    client.send(build_form(build_part("file", b"x" * 2 * MB, "big")))
+    assert client.budgets.forms.held > 0
+    client.transport.closed = True
+    client.connection.connection_lost(None)
+    for _ in range(500):
+        if not client.budgets.forms.held:
+            break
+        await asyncio.sleep(0.01)
+    assert client.budgets.forms.held == 0 and client.app.requests == []
+
+
+async def test_a_full_disk_while_a_form_waits_for_its_turn(tmp_path: Path) -> None:
+    waiting: list[Exchange] = []
+    client = make_client(tmp_path / "missing", waiting.append)
+    client.send(b"GET /first HTTP/1.1\r\nhost: x\r\n\r\n", build_form(build_part("file", b"x" * 200 * KB, "big")))
+    await asyncio.sleep(0.2)  # the thread fails
+    [first] = waiting
+    first.respond(200, b"ok")
+    await wait_for(client, 2)
+    assert client.statuses() == [200, 503] and client.budgets.forms.held == 0
 
 
 # Bombs

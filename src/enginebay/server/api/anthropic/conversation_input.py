@@ -253,7 +253,7 @@ def _read_text(block: Any, where: str, notes: InputNotes, param: str = "messages
     kind = block.get("type") if isinstance(block, Mapping) else None
     if kind != "text":
         raise InvalidRequest(f"{where} is not a text block", 'use {"type": "text", "text": "…"}', param=param)
-    notes.ignore_others(block, _FIELDS["text"], "text")
+    notes.ignore_others(block, _FIELDS["text"], "text", param)
     return read_string(block, "text", where, param)
 
 

@@ -16,7 +16,7 @@ from enginebay.server.api.anthropic.messages_input import (
     translate_messages,
 )
 from enginebay.server.api.anthropic.schemas import CountTokensBody, MessagesBody, MessagesPrompt
-from enginebay.server.api.body_decoder import read_body
+from enginebay.server.api.body_decoder import get_unknown_fields, read_body
 from enginebay.server.api.openai.chat_plan import ChatPlan, count_chat_tokens, plan_chat
 from enginebay.server.encoding.response_writer import ResponseWriter, estimate_prompt_tokens
 from enginebay.server.requests.request_context import RequestContext
@@ -34,7 +34,7 @@ async def create_message(context: ServerContext, request_context: RequestContext
     request_context.prompt = body.messages
     request_context.cache_key = read_session(body.metadata)
     try:
-        translated = await _translate(request_context, session, body)
+        translated = await _translate(context, request_context, session, body)
         plan = await plan_chat(request_context, session, lora, translated.chat)
         _add_notes(request_context, translated)
         writer = _make_writer(request_context, session, body, translated, plan)
@@ -50,7 +50,7 @@ async def count_tokens(context: ServerContext, request_context: RequestContext) 
     body = read_body(CountTokensBody, context, request_context)
     session, _ = await context.acquire_session(request_context, body.model)
     try:
-        translated = await _translate(request_context, session, body)
+        translated = await _translate(context, request_context, session, body)
         tokens = await count_chat_tokens(request_context, session, translated.chat)
     except RequestError as error:
         raise to_messages_error(error) from None
@@ -60,17 +60,20 @@ async def count_tokens(context: ServerContext, request_context: RequestContext) 
 
 
 async def _translate(
-    request_context: RequestContext, session: ModelSession, body: MessagesPrompt
+    context: ServerContext, request_context: RequestContext, session: ModelSession, body: MessagesPrompt
 ) -> TranslatedMessages:
     accepts_images = session.client.spec.renders  # a remote server may accept them; others take text only
-    return await request_context.run_in_thread_if_large(translate_messages, body, session.limits, accepts_images)
+    refuses_unknown = get_unknown_fields(context, request_context) is None
+    return await request_context.run_in_thread_if_large(
+        translate_messages, body, session.limits, accepts_images, refuses_unknown
+    )
 
 
 def _add_notes(request_context: RequestContext, translated: TranslatedMessages) -> None:
     notes = translated.notes
     if "anthropic-beta" in request_context.exchange.headers:
         notes.ignore("anthropic-beta", "the server does not use it")
-    request_context.ignored = {**rename_notes(request_context.ignored), **notes.ignored}
+    request_context.ignored = {**rename_notes(request_context.ignored), **notes.list_ignored()}
     request_context.translated = {**rename_notes(request_context.translated), **notes.translated}
 
 

@@ -22,9 +22,11 @@ from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.util.limit_errors import make_limit_error
 
 # Tools that run on Anthropic's servers, by the start of their type.
-_SERVER_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "advisor", "mcp_toolset")
-_TOOL_FIELDS = frozenset(("type", "name", "description", "input_schema", "strict"))
+SERVER_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "advisor", "mcp_toolset")
+_UNUSED_TOOL_FIELDS = ("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples")
+_TOOL_FIELDS = frozenset(("type", "name", "description", "input_schema", "strict", *_UNUSED_TOOL_FIELDS))
 _TOOL_EXAMPLE = '{"name": "…", "input_schema": {"type": "object", "properties": {…}}}'
+_CHOICE_FIELDS = frozenset(("type", "name", "disable_parallel_tool_use"))
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _SESSION = re.compile(r"_session_([\w-]{1,128})$", re.ASCII)
@@ -39,9 +41,11 @@ class TranslatedMessages:
     hides_thinking: bool  # thinking blocks come without their text
 
 
-def translate_messages(body: MessagesPrompt, limits: ServerLimits, accepts_images: bool) -> TranslatedMessages:
+def translate_messages(
+    body: MessagesPrompt, limits: ServerLimits, accepts_images: bool, refuses_unknown: bool = False
+) -> TranslatedMessages:
     """Return the chat. Raise `RequestError` that names the field."""
-    notes = InputNotes()
+    notes = InputNotes(refuses_unknown)
     messages = to_chat_messages(body, limits, notes, accepts_images)
     tools = _to_chat_tools(body.tools, limits, notes)
     choice, parallel = _to_tool_choice(body.tool_choice, tools, notes)
@@ -53,7 +57,7 @@ def translate_messages(body: MessagesPrompt, limits: ServerLimits, accepts_image
         tool_choice=choice,
         parallel_tool_calls=parallel,
         continue_final_message=True if messages[-1]["role"] == "assistant" else None,
-        response_format=_to_response_format(body),
+        response_format=_to_response_format(body, notes),
         reasoning_effort=_read_effort(body.output_config, notes),
         **thinking,
         **(_to_generation_fields(body) if isinstance(body, MessagesBody) else {}),
@@ -105,14 +109,17 @@ def _to_chat_tools(
 def _to_chat_tool(tool: Mapping[str, Any], where: str, notes: InputNotes) -> dict[str, Any] | None:
     """Return the tool of a chat, or None for one that runs on Anthropic's servers."""
     kind = tool.get("type")
-    if isinstance(kind, str) and kind.startswith(_SERVER_TOOLS):
+    if isinstance(kind, str) and kind.startswith(SERVER_TOOLS):
         notes.ignore(f"tools.{read_string(tool, 'name', where, 'tools')}", "it runs on Anthropic's servers")
         return None
     if kind not in (None, "custom"):
         raise Unsupported(
             f"{where}.type is {describe_value(kind)}", f"describe the tool itself: {_TOOL_EXAMPLE}", param="tools"
         )
-    notes.ignore_others(tool, _TOOL_FIELDS, "tools")
+    for field in _UNUSED_TOOL_FIELDS:
+        if tool.get(field) is not None:
+            notes.ignore(f"tools.{field}", "the server does not use it")
+    notes.ignore_others(tool, _TOOL_FIELDS, "tools", "tools")
     name = read_string(tool, "name", where, "tools")
     schema = tool.get("input_schema")
     if not isinstance(schema, Mapping):
@@ -128,7 +135,7 @@ def _to_tool_choice(
     if choice is None:
         return None, None
     kind = choice.get("type")
-    notes.ignore_others(choice, frozenset(("type", "name", "disable_parallel_tool_use")), "tool_choice")
+    notes.ignore_others(choice, _CHOICE_FIELDS, "tool_choice", "tool_choice")
     if kind not in (*_CHOICES, "tool"):
         raise _invalid_choice(f"tool_choice.type is {describe_value(kind)}", "use auto, any, tool or none")
     if kind in ("any", "tool") and not tools:
@@ -155,7 +162,7 @@ def _to_thinking(thinking: Mapping[str, Any] | None, notes: InputNotes) -> tuple
     if thinking is None:
         return {}, False
     kind = thinking.get("type")
-    notes.ignore_others(thinking, frozenset(("type", "budget_tokens", "display")), "thinking")
+    notes.ignore_others(thinking, frozenset(("type", "budget_tokens", "display")), "thinking", "thinking")
     display = thinking.get("display")
     if display not in (None, "summarized", "omitted"):
         raise _invalid_thinking(f"thinking.display is {describe_value(display)}", "use summarized or omitted")
@@ -181,7 +188,7 @@ def _invalid_thinking(message: str, hint: str) -> InvalidRequest:
 def _read_effort(config: Mapping[str, Any] | None, notes: InputNotes) -> str | None:
     if config is None:
         return None
-    notes.ignore_others(config, frozenset(("effort", "format")), "output_config")
+    notes.ignore_others(config, frozenset(("effort", "format")), "output_config", "output_config")
     effort = config.get("effort")
     if effort is not None and effort not in _EFFORTS:
         raise InvalidRequest(
@@ -192,7 +199,7 @@ def _read_effort(config: Mapping[str, Any] | None, notes: InputNotes) -> str | N
     return effort
 
 
-def _to_response_format(body: MessagesPrompt) -> dict[str, Any] | None:
+def _to_response_format(body: MessagesPrompt, notes: InputNotes) -> dict[str, Any] | None:
     configured = (body.output_config or {}).get("format")
     if configured is not None and body.output_format is not None:
         raise InvalidRequest(
@@ -207,6 +214,7 @@ def _to_response_format(body: MessagesPrompt) -> dict[str, Any] | None:
     kind = output_format.get("type") if isinstance(output_format, Mapping) else None
     if kind != "json_schema" or not isinstance(output_format.get("schema"), Mapping):
         raise InvalidRequest(f"{param} has no JSON schema", 'use {"type": "json_schema", "schema": {…}}', param=param)
+    notes.ignore_others(output_format, frozenset(("type", "schema")), f"{param}.format" if configured else param, param)
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": output_format["schema"]}}
 
 

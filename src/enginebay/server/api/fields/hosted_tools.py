@@ -29,6 +29,8 @@ def drop_hosted_tools(tools: Sequence[T] | None, ignored: dict[str, str]) -> lis
     kept = [tool for tool in tools if not is_hosted(tool)]
     if len(kept) < len(tools):
         kinds = list(dict.fromkeys(str(tool["type"]) for tool in tools if is_hosted(tool)))
-        shown = ", ".join(kinds[:_MAX_SHOWN]) + (", ..." if len(kinds) > _MAX_SHOWN else "")
+        shown = ", ".join(kinds[:_MAX_SHOWN]) + (
+            f" and {len(kinds) - _MAX_SHOWN} more" if len(kinds) > _MAX_SHOWN else ""
+        )
         ignored["tools"] = f"{shown} would run on OpenAI's servers"
     return kept

@@ -82,11 +82,15 @@ def note_unknown_field(
     dropped[shown] = "null" if is_null else "unknown"
 
 
-def note_unknown_keys(item: Mapping[str, Any], known: Collection[str], where: str, dropped: dict[str, str]) -> None:
-    """Note the unknown keys of an object that is not a struct."""
+def note_unknown_keys(
+    item: Mapping[str, Any], known: Collection[str], where: str, dropped: dict[str, str] | None
+) -> None:
+    """Note the unknown keys of an object that is not a struct. Without `dropped`, raise `InvalidRequest` for any of them."""
     for key, value in item.items():
         if key not in known and value is not None:
-            note_unknown_field(key, f"{where}.{key}", tuple(sorted(known)), dropped, param=where.partition("[")[0])
+            names, noted = tuple(sorted(known)), {} if dropped is None else dropped
+            param = where.partition("[")[0]
+            note_unknown_field(key, f"{where}.{key}", names, noted, strict=dropped is None, param=param)
 
 
 def make_unknown_error(where: str, similar: str, param: str = "") -> InvalidRequest:

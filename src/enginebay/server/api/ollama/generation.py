@@ -20,7 +20,7 @@ from enginebay.server.api.ollama.schemas import (
     OllamaOutputBody,
 )
 from enginebay.server.api.openai import sampling_params
-from enginebay.server.api.openai.chat_plan import ChatPlan, plan_chat
+from enginebay.server.api.openai.chat_plan import ChatPlan, check_message_count, plan_chat
 from enginebay.server.api.openai.schemas import ChatBody, CompletionBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import plan_tools
@@ -59,6 +59,7 @@ async def chat(context: ServerContext, request_context: RequestContext) -> None:
     if not body.messages:
         await call.load_or_unload()
         return
+    check_message_count(body.messages, context.config.limits)
     request_context.prompt = body.messages
     chat_body = await request_context.run_in_thread_if_large(ollama_input.to_chat_body, body, options)
     await call.answer_chat(chat_body, options)
@@ -108,6 +109,7 @@ class OllamaCall:
         if self.keep_alive.seconds == 0:
             self._record_model()
             await self.keep_alive.unload(self.model)
+            add_translation_headers(self.request_context)
             exchange.respond(200, self._make_encoder().encode_empty("unload"))
             return
         session, _ = await self.context.acquire_session(self.request_context, self.model)

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from enginebay.errors import EnginebayError, Forbidden, InvalidRequest
 from enginebay.server.api.ollama.schemas import KeepAlive
+from enginebay.server.auth.access_control import is_proxied
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.server_context import ServerContext
 
@@ -36,9 +37,11 @@ def parse_keep_alive(value: KeepAlive) -> float:
 
 
 def may_manage(context: ServerContext, request_context: RequestContext) -> bool:
-    """Return whether the caller may unload models: with an admin key, or on this host if the server has no keys."""
+    """Return whether the caller may unload models: with an admin key, or directly from this host if the server has no keys."""
     key = request_context.key
-    return "admin" in key.scopes if key is not None else not context.config.allow_without_key
+    if key is not None:
+        return "admin" in key.scopes
+    return not context.config.allow_without_key and not is_proxied(request_context.exchange.headers)
 
 
 class KeepAlivePlan:

@@ -28,6 +28,7 @@ from enginebay.server.api.ollama.schemas import (
     OllamaShowObject,
 )
 from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.run_generation import add_translation_headers
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.sessions.model_catalog import CatalogEntry, ModelCatalog
 
@@ -103,6 +104,7 @@ async def show(context: ServerContext, request_context: RequestContext) -> None:
     entry, _ = context.catalog.find(name)
     request_context.catalog_entry, request_context.model = entry, name
     request_context.labels = (entry.name, entry.primary.kind)
+    add_translation_headers(request_context)
     request_context.exchange.respond(200, _encode(await asyncio.to_thread(_build_description, entry, name)))
 
 

@@ -20,6 +20,7 @@ from enginebay.server.api.ollama.ollama_encoder import NDJSON
 from enginebay.server.api.ollama.schemas import OllamaErrorObject, OllamaProgressObject, OllamaPullBody
 from enginebay.server.encoding.error_responses import build_error_headers, get_error_row
 from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.run_generation import add_translation_headers
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.util.progress import Advance, ProgressSink
 
@@ -60,6 +61,7 @@ async def pull(context: ServerContext, request_context: RequestContext) -> None:
     name = get_name(body)
     request_context.model = name
     request_context.stream = body.stream is not False
+    add_translation_headers(request_context)
     if name in context.catalog.names or name.removesuffix(":latest") in context.catalog.names:
         _respond_served(request_context)
         return

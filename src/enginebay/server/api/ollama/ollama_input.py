@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from enginebay.errors import InvalidRequest
@@ -40,6 +42,7 @@ _CHAT_FIELDS = {
 }  # fmt: skip
 _MAX_UNKNOWN_OPTIONS = 16  # each is named in a header
 _MAX_NAME_CHARS = 60
+_ANY = ("", "")  # any call
 
 # The first bytes of an image in base64, and its type.
 _IMAGE_TYPES = {"/9j/": "jpeg", "iVBORw0KGgo": "png", "UklGR": "webp", "R0lGOD": "gif"}
@@ -142,9 +145,37 @@ def _translate_think(think: Think | None) -> dict[str, Any]:
 # Messages
 
 
+@dataclass(slots=True)
+class _WaitingCall:
+    id: str
+    is_answered: bool = False
+
+
+class _WaitingCalls:
+    """The calls without a result, in order. Each is passed once in each of its queues, however many there are."""
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[tuple[str, str], deque[_WaitingCall]] = defaultdict(deque)
+
+    def add(self, call_id: str, name: str) -> None:
+        call = _WaitingCall(call_id)
+        for key in (("id", call_id), ("name", name), _ANY):
+            self._queues[key].append(call)
+
+    def take(self, key: tuple[str, str]) -> str | None:
+        """Return the id of the first call of this id or name, which waits no more."""
+        queue = self._queues.get(key)
+        while queue:
+            call = queue.popleft()
+            if not call.is_answered:
+                call.is_answered = True
+                return call.id
+        return None
+
+
 def translate_messages(messages: Sequence[JsonObject]) -> list[JsonObject]:
     """Return the messages in OpenAI's form. Roles and contents are checked there."""
-    calls: list[tuple[str, str]] = []  # (id, name) of those without a result
+    calls = _WaitingCalls()
     translated = []
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
@@ -185,7 +216,7 @@ def _to_data_url(image: str) -> str:
     return f"data:image/{kind};base64,{image}"
 
 
-def _translate_calls(value: Any, number: int, where: str, calls: list[tuple[str, str]]) -> list[JsonObject]:
+def _translate_calls(value: Any, number: int, where: str, calls: _WaitingCalls) -> list[JsonObject]:
     """Return an assistant's calls, with ids. Add them to those that wait for a result."""
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(call, Mapping) for call in value):
@@ -205,23 +236,19 @@ def _translate_calls(value: Any, number: int, where: str, calls: list[tuple[str,
         if not isinstance(arguments, (dict, str, type(None))):
             raise InvalidRequest(f"{where}.tool_calls[{index}] has arguments that are not an object", param="messages")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-        calls.append((call_id, function["name"]))
+        calls.add(call_id, function["name"])
         translated.append(
             {"id": call_id, "type": "function", "function": {"name": function["name"], "arguments": text}}
         )
     return translated
 
 
-def _answer_call(message: JsonObject, calls: list[tuple[str, str]]) -> JsonObject:
+def _answer_call(message: JsonObject, calls: _WaitingCalls) -> JsonObject:
     """Return the fields of a tool's result: the id of its call, found by id, else by name, else the first that waits."""
     name, call_id = message.get("tool_name"), message.get("tool_call_id")
     fields: JsonObject = {"name": name} if isinstance(name, str) and name else {}
     if isinstance(call_id, str) and call_id:
-        matching = [call for call in calls if call[0] == call_id] or [(call_id, "")]
-    else:
-        matching = [call for call in calls if not fields or call[1] == name]
-    if not matching:
-        return fields
-    if matching[0] in calls:
-        calls.remove(matching[0])
-    return {**fields, "tool_call_id": matching[0][0]}
+        calls.take(("id", call_id))
+        return {**fields, "tool_call_id": call_id}
+    found = calls.take(("name", fields["name"]) if fields else _ANY)
+    return fields if found is None else {**fields, "tool_call_id": found}

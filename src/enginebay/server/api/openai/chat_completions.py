@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enginebay.errors import RequestError
-from enginebay.server.api.body_decoder import read_body
+from enginebay.server.api.body_decoder import get_unknown_fields, read_body
+from enginebay.server.api.fields.unknown_fields import note_unknown_keys
 from enginebay.server.api.openai.chat_plan import ChatPlan, plan_chat
 from enginebay.server.api.openai.encoders.chat_encoder import ChatEncoder
+from enginebay.server.api.openai.reasoning.reasoning_switches import THINKING_KEYS
+from enginebay.server.api.openai.sampling_params import note_unknown_format_keys
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.server.encoding.choice_state import ChoiceState
 from enginebay.server.encoding.choices_json_writer import ChoicesJsonWriter
@@ -23,6 +26,10 @@ async def create_chat_completion(context: ServerContext, request_context: Reques
     request_context.stream = bool(body.stream)
     request_context.prompt = body.messages
     request_context.cache_key = body.prompt_cache_key or ""
+    unknown = get_unknown_fields(context, request_context)
+    note_unknown_format_keys(body.response_format, unknown)
+    if isinstance(body.thinking, dict):
+        note_unknown_keys(body.thinking, THINKING_KEYS, "thinking", unknown)
     plan = await plan_chat(request_context, session, lora, body)
     try:
         await generate_response(

@@ -41,7 +41,6 @@ async def plan_chat(
 ) -> ChatPlan:
     """Return the engine's request and the parsers of its output. Raise `RequestError` that names the field."""
     body.tools = drop_hosted_tools(body.tools, request_context.ignored)
-    sampling_params.note_unknown_format_keys(body.response_format, request_context.ignored)
     tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
     max_tokens, max_tokens_param = _resolve_max_tokens(body)
     switches = translate_switches(request_context, session, ThinkingFields.read_chat(body))

@@ -6,7 +6,7 @@ from typing import Any
 
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, Unsupported
-from enginebay.server.api.body_decoder import read_body
+from enginebay.server.api.body_decoder import get_unknown_fields, read_body
 from enginebay.server.api.openai import sampling_params
 from enginebay.server.api.openai.encoders.completion_encoder import CompletionEncoder
 from enginebay.server.api.openai.schemas import CompletionBody
@@ -33,7 +33,8 @@ async def create_completion(context: ServerContext, request_context: RequestCont
     prompts = await request_context.run_in_thread_if_large(parse_prompts, body.prompt, "prompts", session, "prompt")
     request_context.stream = bool(body.stream)
     request_context.prompt = body.prompt
-    sampling_params.note_unknown_format_keys(body.response_format, request_context.ignored)
+    unknown = get_unknown_fields(context, request_context)
+    sampling_params.note_unknown_format_keys(body.response_format, unknown)
     request_context.cache_key = body.prompt_cache_key or ""
     sampling = await request_context.run_in_thread_if_large(_read_sampling, body, session)
     sequences = len(prompts) * (sampling.best_of or sampling.n)

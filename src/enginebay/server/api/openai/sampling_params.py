@@ -222,8 +222,8 @@ def parse_response_format(response_format: Mapping[str, Any]) -> Any:
     return json_schema["schema"]
 
 
-def note_unknown_format_keys(response_format: Mapping[str, Any] | None, ignored: dict[str, str]) -> None:
-    """Note keys of a `response_format` that are not read. Raise `InvalidRequest` for a misspelling."""
+def note_unknown_format_keys(response_format: Mapping[str, Any] | None, ignored: dict[str, str] | None) -> None:
+    """Note keys of a `response_format` that are not read. Raise `InvalidRequest` for a misspelling; for any without `ignored`."""
     if response_format is None:
         return
     note_unknown_keys(response_format, _FORMAT_KEYS, "response_format", ignored)

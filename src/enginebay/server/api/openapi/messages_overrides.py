@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enginebay.server.api.anthropic.messages_input import SERVER_TOOLS
 from enginebay.server.api.openapi.schema_builders import (
     BOOLEAN,
     OBJECT,
@@ -80,7 +81,7 @@ MESSAGES_COMPONENTS: dict[str, Schema] = {
             ("type", "description", "strict", "cache_control"),
         ),
         describe(
-            obj({"type": {"type": "string", "pattern": "^(web_search|web_fetch|code_execution)_[0-9]{8}$"}, "name": STRING}),
+            obj({"type": {"type": "string", "pattern": f"^({'|'.join(SERVER_TOOLS)})"}, "name": STRING}),
             "One of Anthropic's server tools: ignored.",
         ),
     ),

@@ -37,6 +37,7 @@ async def serve_responses(context: ServerContext, request_context: RequestContex
 
 async def answer_message(context: ServerContext, request_context: RequestContext) -> None:
     exchange = cast("ResponseExchange", request_context.exchange)
+    request_context.takes_comments = False  # they would start the response before its headers and status are known
     if exchange.read_message():
         await create_response(context, request_context)
     else:

@@ -56,6 +56,10 @@ class SocketExchange(Exchange):
             self.write(data)
             self._socket.finish_exchange(self)
 
+    def ping(self) -> None:
+        if not self.closed:
+            self._socket.ping()
+
     def _read_events(self, data: bytes) -> list[bytes]:
         """Return the messages for server-sent events. Comments show that the server is alive, so they become pings."""
         messages = []
@@ -67,7 +71,7 @@ class SocketExchange(Exchange):
                 message = self.transform_event(head[7:-1], payload)  # event: KIND
                 messages += [message] if message else []
             elif event.startswith(b":"):
-                self._socket.ping()
+                self.ping()
         return messages
 
     def _to_error(self, body: bytes, status: int) -> bytes:

@@ -209,6 +209,9 @@ def test_unknown_fields_are_named_and_bounded() -> None:
     _, notes = translate([user(text("hi", citations=None, **many))])
     assert len(notes.ignored) == 24
     assert "text.key-0?" in notes.ignored
+    assert list(notes.list_ignored().items())[-1] == ("and 76 more", "")
+    _, few = translate([user(text("hi", some_new_field=1))])
+    assert few.list_ignored() == {"text.some_new_field": "unknown"}
 
 
 JSON = st.recursive(

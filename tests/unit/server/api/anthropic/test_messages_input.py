@@ -105,6 +105,42 @@ def test_parts_that_cannot_change_the_response_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "param", "similar"),
+    [
+        ({"thinking": {"type": "enabled", "budget_token": 9}}, "thinking", "budget_tokens"),
+        ({"tools": [{**TOOL, "descripton": "x"}]}, "tools", "description"),
+        ({"tools": [TOOL], "tool_choice": {"type": "auto", "disable_paralel_tool_use": True}}, "tool_choice",
+         "disable_parallel_tool_use"),
+        ({"output_config": {"efort": "low"}}, "output_config", "effort"),
+        ({"output_format": {"type": "json_schema", "schema": SCHEMA, "shema": SCHEMA}}, "output_format", "schema"),
+        ({"messages": [{"role": "user", "content": "hi", "contents": "x"}]}, "messages", "content"),
+        ({"system": [{"type": "text", "text": "x", "citation": []}]}, "system", "citations"),
+    ],
+)  # fmt: skip
+def test_a_misspelling_is_refused_with_the_name(fields: dict[str, Any], param: str, similar: str) -> None:
+    with pytest.raises(InvalidRequest, match="unknown parameter") as caught:
+        translate(**fields)
+    assert caught.value.param == param and caught.value.hint == f"did you mean {similar}?"
+
+
+def test_the_configuration_can_refuse_unknown_parts() -> None:
+    def translate_strictly(**fields: Any) -> TranslatedMessages:
+        body = decode_body(MessagesBody, msgspec.json.encode({**ASKED, **fields}))
+        return translate_messages(body, ServerLimits(), accepts_images=False, refuses_unknown=True)
+
+    known = translate_strictly(tools=[{**TOOL, "cache_control": {}, "defer_loading": True, "some_new_field": None}])
+    assert set(known.notes.ignored) == {"cache_control", "tools.defer_loading"}
+    for fields in (
+        {"tools": [{**TOOL, "some_new_field": 1}]},
+        {"messages": [{"role": "user", "content": "hi", "some_new_field": 1}]},
+        {"thinking": {"type": "adaptive", "some_new_field": 1}},
+    ):
+        assert translate(**fields).notes.ignored
+        with pytest.raises(InvalidRequest, match="some_new_field"):
+            translate_strictly(**fields)
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"max_tokens": 0}, "max_tokens"),

@@ -28,4 +28,4 @@ def test_other_tools_stay() -> None:
 def test_the_note_is_short() -> None:
     ignored: dict[str, str] = {}
     drop_hosted_tools([{"type": f"mcp_2025_01_{day:02}"} for day in range(100)], ignored)
-    assert len(ignored["tools"]) < 300
+    assert len(ignored["tools"]) < 300 and " and 92 more would run" in ignored["tools"]

@@ -40,13 +40,17 @@ class Fleet:
 
 
 def plan(
-    value: Any, scopes: set[str] | None = None, open_to_all: bool = False, error: EnginebayError | None = None
+    value: Any,
+    scopes: set[str] | None = None,
+    open_to_all: bool = False,
+    error: EnginebayError | None = None,
+    headers: dict[str, str] | None = None,
 ) -> tuple[KeepAlivePlan, Fleet, dict[str, str]]:
     """`scopes`: of the caller's key; None: the server has no keys."""
     fleet = Fleet(error)
     context: Any = SimpleNamespace(fleet=fleet, config=SimpleNamespace(allow_without_key=open_to_all))
     key = None if scopes is None else SimpleNamespace(scopes=scopes)
-    request: Any = SimpleNamespace(key=key, ignored={}, variant="m@e")
+    request: Any = SimpleNamespace(key=key, ignored={}, variant="m@e", exchange=SimpleNamespace(headers=headers or {}))
     return KeepAlivePlan(context, request, value), fleet, request.ignored
 
 
@@ -67,6 +71,19 @@ async def test_others_cannot_take_a_model_away(scopes: Any, open_to_all: bool) -
     with pytest.raises(Forbidden, match="admin"):
         await made.unload("m")
     assert fleet.commands == []
+
+
+@pytest.mark.parametrize("header", ["forwarded", "x-forwarded-for", "via"])
+async def test_a_proxy_on_this_host_makes_no_one_an_administrator(header: str) -> None:
+    made, fleet, ignored = plan(0, headers={header: "192.0.2.1"})
+    assert "admin" in ignored["keep_alive"]
+    await made.apply()
+    with pytest.raises(Forbidden, match="admin"):
+        await made.unload("m")
+    assert fleet.commands == []
+    made, fleet, ignored = plan(0, {"admin"}, headers={header: "192.0.2.1"})
+    await made.unload("m")
+    assert (fleet.commands, ignored) == ([("unload", {"model": "m"})], {})
 
 
 async def test_without_it_nothing_changes() -> None:

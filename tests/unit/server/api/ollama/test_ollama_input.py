@@ -150,6 +150,42 @@ def test_a_result_may_name_its_call_or_none() -> None:
     assert "tool_call_id" not in translate({"role": "tool", "content": "x", "tool_name": "a"})[0]
 
 
+class CountedText(str):
+    """A text that counts comparisons."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedText.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize("field", ["tool_call_id", "tool_name", None])
+def test_results_find_their_calls_without_a_search(field: str | None) -> None:
+    count = 500
+    names = [f"n{number}" for number in range(count)]
+    calls = [{"id": CountedText(name), "function": {"name": CountedText(name)}} for name in names]
+    results = [
+        {"role": "tool", "content": "x", **({field: CountedText(name)} if field else {})}
+        for name in (reversed(names) if field else names)
+    ]
+    CountedText.compared = 0
+    tools = translate({"role": "assistant", "tool_calls": calls}, *results)[1:]
+    assert CountedText.compared <= 8 * count
+    assert [tool["tool_call_id"] for tool in tools] == (names[::-1] if field else names)
+
+
+def test_each_call_gets_one_result() -> None:
+    asked = {"role": "assistant", "tool_calls": [call("a", "one"), call("a", "two"), call("b", "three")]}
+    results: list[dict[str, Any]] = [
+        {"tool_call_id": "one"}, {"tool_name": "a"}, {"tool_name": "a"}, {"tool_call_id": "one"}, {}, {}
+    ]  # fmt: skip
+    tools = translate(asked, *({"role": "tool", "content": "x", **result} for result in results))[1:]
+    assert [tool.get("tool_call_id") for tool in tools] == ["one", "two", None, "one", "three", None]
+
+
 def test_images_become_parts() -> None:
     [message] = translate({**USER, "images": ["/9j/4AAQ", "iVBORw0KGgoAAAA"]})
     assert [part["type"] for part in message["content"]] == ["text", "image_url", "image_url"]

@@ -98,6 +98,14 @@ def test_the_budget_of_a_thought(fields: Any, budget: int | None) -> None:
     assert translate(TOGGLE, **fields)[0].max_tokens == budget
 
 
+@pytest.mark.parametrize("kind", ["adaptive", "auto"])
+def test_the_hint_names_every_type_of_thinking(kind: str) -> None:
+    assert translate(TOGGLE, thinking={"type": kind})[0].template_options == {"enable_thinking": True}
+    with pytest.raises(InvalidRequest) as caught:
+        translate(TOGGLE, thinking={"type": "much"})
+    assert kind in caught.value.hint
+
+
 @pytest.mark.parametrize("options", [{"thinks": False}, {"renders": True}])
 def test_a_budget_that_cannot_be_kept_is_named(options: Any) -> None:
     switches, _, ignored = translate(None, max_tokens=5, **options)

@@ -188,3 +188,7 @@ def test_unknown_keys_of_a_format_are_noted() -> None:
     with pytest.raises(InvalidRequest, match="schem'") as caught:
         note_unknown_format_keys({"type": "json_object", "schem": {}}, ignored)
     assert caught.value.param == "response_format" and "schema" in caught.value.hint
+    for format_keys in ({"type": "text", "zzz": 1}, {"type": "json_schema", "json_schema": {"schema": {}, "zzz": 1}}):
+        with pytest.raises(InvalidRequest, match="zzz") as caught:
+            note_unknown_format_keys(format_keys, None)  # server.unknown_fields: refuse
+        assert caught.value.param is not None and caught.value.param.startswith("response_format")

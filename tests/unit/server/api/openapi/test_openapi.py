@@ -14,6 +14,7 @@ import pytest
 from enginebay import __version__
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import InvalidRequest
+from enginebay.server.api.anthropic.messages_input import SERVER_TOOLS
 from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.openapi.document import STATUS_MEANINGS as STATUSES
 from enginebay.server.api.openapi.document import build_document
@@ -139,6 +140,12 @@ def test_what_the_schema_refuses(wrong: dict[str, Any]) -> None:
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
     validator("ChatBody").validate(chat)
     assert not validator("ChatBody").is_valid({**chat, **wrong})
+
+
+@pytest.mark.parametrize("tool", SERVER_TOOLS)
+def test_the_schema_lists_every_tool_of_anthropics_servers(tool: str) -> None:
+    assert validator("MessagesTool").is_valid({"type": f"{tool}_20260101", "name": "x"})
+    assert not validator("MessagesTool").is_valid({"type": "bash_20250124", "name": "bash"})
 
 
 def test_schema_and_struct_agree_on_unknown_and_null_fields() -> None:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from enginebay.errors import EnginebayError, InvalidRequest, Overloaded
+from enginebay.server.api.app import App
+from enginebay.server.api.websocket import response_socket
 from enginebay.server.api.websocket.response_chain import ResponseChain
 from enginebay.server.api.websocket.response_socket import ResponseExchange
 from enginebay.server.http.websocket_connection import SocketMessage
+from enginebay.server.requests.request_context import RequestContext
 from tests.unit.server.http.websocket_client import SocketClient
 from tests.unit.server.http.websocket_frames import PING, TEXT
 
@@ -52,6 +58,47 @@ def test_comments_are_pings() -> None:
     turn.exchange.start(200, "text/event-stream")
     turn.exchange.write(b": loading\n\n")
     assert turn.client.frames == [(PING, b"")]
+
+
+async def answer_after_a_load(turn: Turn, monkeypatch: pytest.MonkeyPatch, error: EnginebayError | None) -> None:
+    """Answer the message as the server does when the model has to load."""
+    app: Any = None
+
+    async def create_response(context: Any, request_context: RequestContext) -> None:
+        request_context.write_comment("m is loading, about 12 s")
+        request_context.add_header_or_comment("x-enginebay-ignored", "verbosity")
+        if error is not None:
+            raise error
+        turn.exchange.start(200, "text/event-stream")
+        turn.exchange.end(encode_event("response.completed", response={"id": "r", "output": []}))
+
+    monkeypatch.setattr(response_socket, "create_response", create_response)
+    request_context = RequestContext(turn.exchange, "responses", "id")
+    try:
+        await response_socket.answer_message(app, request_context)
+    except EnginebayError as problem:
+        App._respond_error(app, request_context, problem)
+
+
+async def test_a_load_is_shown_by_pings_and_the_headers_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = Turn()
+    await answer_after_a_load(turn, monkeypatch, None)
+    assert turn.client.frames[0] == (PING, b"")
+    [message] = turn.read_messages()
+    assert message["headers"] == {"x-request-id": "id", "x-enginebay-ignored": "verbosity"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(InvalidRequest("wrong", param="input"), 400), (Overloaded("full", retry_after_s=3), 503)]
+)
+async def test_an_error_after_a_load_has_its_status(
+    monkeypatch: pytest.MonkeyPatch, error: EnginebayError, status: int
+) -> None:
+    turn = Turn()
+    await answer_after_a_load(turn, monkeypatch, error)
+    [message] = turn.read_messages()
+    assert (message["type"], message["status"]) == ("error", status)
+    assert message["headers"]["x-enginebay-ignored"] == "verbosity"
 
 
 def test_an_error_before_and_within_the_stream() -> None:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.errors import InvalidRequest
+from enginebay.server.api.fields.unknown_fields import note_unknown_keys
 from enginebay.server.api.openai.encoders.responses_output import decrypt_thought
 from enginebay.server.api.openai.reasoning.reasoning_switches import ThinkingFields
 from enginebay.server.api.openai.schemas import ResponsesBody
 
-_MAX_SHOWN = 8
+_SUMMARY_FIELDS = ("summary", "generate_summary")
 _PART_TYPES = {"content": "reasoning_text", "summary": "summary_text"}
 
 
@@ -24,11 +25,16 @@ def read_thinking_fields(body: ResponsesBody) -> ThinkingFields:
     )  # fmt: skip
 
 
-def list_ignored_reasoning(body: ResponsesBody) -> dict[str, str]:
-    """Return the fields of `reasoning` that cannot change the response: why."""
-    fields = {name: value for name, value in (body.reasoning or {}).items() if name != "effort" and value is not None}
-    names = [f"reasoning.{name[:40]}" for name in fields] if len(fields) <= _MAX_SHOWN else ["reasoning"]
-    return dict.fromkeys(names, "thoughts are returned in full, not as a summary")
+def list_ignored_reasoning(body: ResponsesBody, *, refuse_unknown: bool = False) -> dict[str, str]:
+    """Return the fields of `reasoning` that cannot change the response: why.
+
+    Raise `InvalidRequest` for a misspelling; with `refuse_unknown`, for any unknown field.
+    """
+    fields = body.reasoning or {}
+    given = [f"reasoning.{name}" for name in _SUMMARY_FIELDS if fields.get(name) is not None]
+    ignored = dict.fromkeys(given, "thoughts are returned in full, not as a summary")
+    note_unknown_keys(fields, ("effort", *_SUMMARY_FIELDS), "reasoning", None if refuse_unknown else ignored)
+    return ignored
 
 
 def add_reasoning_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:

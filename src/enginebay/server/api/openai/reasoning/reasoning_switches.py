@@ -19,6 +19,7 @@ from enginebay.text.chat.chat_renderer import ChatRenderer
 from enginebay.text.chat.template_sandbox import TemplateNames
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # in order
+THINKING_KEYS = ("type", "budget_tokens")  # of the object `thinking`
 _USUAL_EFFORTS = ("low", "medium", "high")
 _OFF = ("none", "minimal")  # for a template that only knows on and off
 _TOGGLES = ("enable_thinking", "thinking")  # of templates
@@ -86,7 +87,9 @@ def _read_toggles(fields: ThinkingFields) -> tuple[dict[str, bool], int | None]:
     if isinstance(thinking, Mapping):
         kind, tokens = thinking.get("type"), thinking.get("budget_tokens")
         if kind not in ("enabled", "disabled", "adaptive", "auto"):
-            raise InvalidRequest("thinking.type is unknown", "use enabled or disabled", param="thinking")
+            raise InvalidRequest(
+                "thinking.type is unknown", "use enabled, adaptive, auto or disabled", param="thinking"
+            )
         if not isinstance(tokens, (int, type(None))) or isinstance(tokens, bool) or (tokens or 0) < 0:
             raise InvalidRequest("thinking.budget_tokens is not a number of tokens", param="thinking")
         budget = tokens if budget is None else budget
