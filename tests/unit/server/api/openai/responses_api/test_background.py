@@ -15,8 +15,8 @@ import pytest
 from enginebay.config.sections.server_section import ServerLimits, StateLimits
 from enginebay.contract import Sampling
 from enginebay.errors import Cancelled, EngineFailed
+from enginebay.server.api.openai import responses
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder
-from enginebay.server.api.openai.responses import build_echoed_fields
 from enginebay.server.api.openai.responses_api import background
 from enginebay.server.api.openai.responses_api.background import BackgroundRun, BackgroundRuns, move_to_background
 from enginebay.server.api.openai.responses_api.turn import begin_turn
@@ -73,7 +73,7 @@ async def start_run(context: Any, wire: Wire, streams: bool) -> tuple[Background
     client.body_lease = BudgetLease("local")
     request_context = RequestContext(client, "responses", "req_1")
     turn = await begin_turn(context, request_context, "hi", stores=True)
-    fields = build_echoed_fields(ResponsesBody(model="m", input="x"), Sampling())
+    fields = responses.build_echoed_fields(ResponsesBody(model="m", input="x"), Sampling())
     queued = ResponseEncoder(turn.id, 1, "m", {**fields, "store": True}).encode_in_progress()
     return await move_to_background(context, request_context, turn, queued, streams), request_context
 
@@ -160,7 +160,7 @@ async def test_another_attempt_has_no_headers_of_the_one_before(context: Any) ->
     mark = client.mark_headers()
     client.add_header("x-enginebay-engine", "one")
     turn = await begin_turn(context, request_context, "hi", stores=True)
-    fields = build_echoed_fields(ResponsesBody(model="m", input="x"), Sampling())
+    fields = responses.build_echoed_fields(ResponsesBody(model="m", input="x"), Sampling())
     queued = ResponseEncoder(turn.id, 1, "m", {**fields, "store": True}).encode_in_progress()
     run = await move_to_background(context, request_context, turn, queued, True)
     request_context.exchange.add_header("x-enginebay-translated", "one")
@@ -171,3 +171,12 @@ async def test_another_attempt_has_no_headers_of_the_one_before(context: Any) ->
     assert b"x-request-id: req_1" in wire.sent
     run.exchange.end()
     run.exchange.settle()
+
+
+async def test_another_attempt_knows_the_size_of_its_history(context: Any) -> None:
+    _, request_context = await start_run(context, Wire(), streams=False)
+    assert request_context.background is not None
+    request_context.background.turn.history_bytes = 1000
+    request_context.reset_for_retry(0)
+    turn = await responses._begin_turn(context, request_context, ResponsesBody(model="m", input="x"))
+    assert turn is request_context.background.turn and request_context.history_bytes == 1000
