@@ -151,7 +151,10 @@ def test_output_phases_are_accepted_back(server: BayProcess) -> None:
     item = {"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "phase": "final_answer"}
     made = create(server, [{**item, "content": [part]}, say("user", "Repeat it.")])
     listed = httpx.get(f"{server.url}/v1/responses/{made['id']}/input_items?order=asc", timeout=60).json()
-    assert listed["data"][0] == {**item, "content": [part]}
+    first = listed["data"][0]
+    assert first == {**item, "id": first["id"], "content": [part]} and len(first["id"]) == 52, (
+        "with an id of this server"
+    )
 
 
 def test_the_two_turns_of_a_custom_tool(server: BayProcess) -> None:

@@ -12,10 +12,16 @@ import httpx2 as httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from enginebay.server.api.openai.responses_api.stored_items import decode_summary
 from tests.integration.server.bay_process import BayProcess, run_server
 from tests.integration.server.fake_requests import build_config
 
 TOOL: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+SCRIPTS = {  # the first fragment that the prompt has decides
+    "!long": "x" * 5000,
+    "</think>\n\n": "The summary.",
+    "[think]": "<think>\nLet me see.\n</think>\n\nThe answer.",
+}
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +34,7 @@ def server(home: Path) -> Iterator[BayProcess]:
     """Two server processes: a request may land on either."""
     config = build_config({"step_s": 0.002}, workers=2)
     config["models"]["slow"] = {"engine": "fake", "fake": {"step_s": 0.05}}
+    config["models"]["thinker"] = {"engine": "fake", "reasoning_format": "think", "fake": {"script_by_prompt": SCRIPTS}}
     with run_server(config=config, environ={"ENGINEBAY_HOME": str(home)}) as running:
         yield running
 
@@ -157,6 +164,11 @@ def test_tokens_are_counted(client: OpenAI) -> None:
     assert counted.input_tokens == first.usage.input_tokens
     more = client.responses.input_tokens.count(model="toy", input="More", previous_response_id=first.id)
     assert more.input_tokens > 5
+    fields: Any = {"tools": [TOOL, {"type": "web_search"}], "extra_body": {"max_reasoning_tokens": 0}}
+    made = create(client, "[think]", model="thinker", **fields)
+    answer = client.responses.input_tokens.with_raw_response.count(model="thinker", input="[think]", **fields)
+    assert answer.parse().input_tokens == made.usage.input_tokens, "what is left out and what is added"
+    assert "web_search" in answer.headers["x-enginebay-ignored"]
 
 
 def test_a_compacted_conversation_goes_on(client: OpenAI) -> None:
@@ -168,6 +180,18 @@ def test_a_compacted_conversation_goes_on(client: OpenAI) -> None:
     output[1]["encrypted_content"] = "gAAAAelsewhere"
     with pytest.raises(BadRequestError, match="did not make"):
         create(client, output)
+
+
+def test_a_summary_has_no_thought_and_says_if_it_was_cut(client: OpenAI) -> None:
+    compact = client.responses.with_raw_response.compact
+    turns: Any = [{"role": "user", "content": "[think]", "odd": 1}]
+    answer = compact(model="thinker", input=turns)
+    whole = json.loads(answer.content)
+    assert whole["status"] == "completed" and "odd" in answer.headers["x-enginebay-ignored"]
+    assert decode_summary(whole["output"][1]["encrypted_content"], "") == "The summary."
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
+    cut = json.loads(compact(model="thinker", input="!long").content)
+    assert cut["status"] == "incomplete"
 
 
 def test_a_response_in_the_background(client: OpenAI) -> None:
@@ -225,6 +249,27 @@ def test_a_background_stream_goes_on_without_its_client(server: BayProcess) -> N
         final = rest[-1]["response"]
     stored = server.openai().responses.retrieve(response_id)
     assert stored.output_text == final["output"][0]["content"][0]["text"] and final["usage"]["output_tokens"] == 40
+
+
+@pytest.mark.parametrize("act", ["cancel", "delete"])
+def test_a_cancelled_background_stream_ends_for_its_clients(server: BayProcess, act: str) -> None:
+    url = f"{server.url}/v1/responses"
+    body = {"model": "slow", "input": "hi", "background": True, "stream": True, "ignore_eos": True}
+    for _ in range(3):  # a new connection each: requests land on either process
+        with httpx.stream("POST", url, json={**body, "max_output_tokens": 1000}, timeout=30) as stream:
+            lines = stream.iter_lines()
+            seen = [next(lines) for _ in range(12)]
+            response_id = json.loads(seen[1][6:])["response"]["id"]
+            getattr(server.openai().responses, act)(response_id)
+            seen += lines
+        events = [json.loads(line[6:]) for line in seen if line.startswith("data: ")]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["type"] == "response.failed" and events[-1]["response"]["status"] == "cancelled"
+        if act == "cancel":
+            found = httpx.get(f"{url}/{response_id}", params={"stream": "true"}, timeout=30).text
+            assert [line for line in found.splitlines() if line.startswith("data: ")][-1].startswith(
+                'data: {"type":"response.failed"'
+            )
 
 
 def test_it_survives_a_restart(server: BayProcess, home: Path) -> None:

@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 _FILE_NAME = "responses.db"
 _WAITING = 4096  # calls; beyond it the disk is too slow for the traffic
+_EXPIRY_S = 600.0  # between looks for what has expired, on a quiet server
 
 
 def state_dir() -> Path:
@@ -47,6 +48,18 @@ class StateClient:
         self._runner: RunnerLock | None = None
         self._waiting = 0
         self._opening = threading.Lock()
+        self._is_closed = False
+        self._plan_expiry()
+
+    def _plan_expiry(self) -> None:
+        """Delete what is old although nothing new is stored."""
+        with suppress(RuntimeError):  # outside of an event loop nothing is planned
+            asyncio.get_running_loop().call_later(_EXPIRY_S, self._expire)
+
+    def _expire(self) -> None:
+        if not self._is_closed:
+            self._plan_expiry()
+            self.post(_expire_all)
 
     @property
     def limits(self) -> StateLimits:
@@ -114,12 +127,18 @@ class StateClient:
 
     def close(self) -> None:
         """Wait for the calls that have begun."""
+        self._is_closed = True
         self._thread.shutdown(wait=True, cancel_futures=True)
         if self._store is not None:
             with suppress(sqlite3.Error):
                 self._store.close()
         if self._runner is not None:
             self._runner.close()
+
+
+def _expire_all(store: StateStore) -> None:
+    while store.expire():
+        pass
 
 
 def _must_reopen(error: sqlite3.Error) -> bool:

@@ -27,16 +27,18 @@ class StateEviction:
         )
         return int(pages - free) * PAGE_BYTES
 
-    def expire(self, now: float) -> None:
-        """Delete chains that were not used for `max_age_s`, but not too many at once."""
+    def expire(self, now: float) -> bool:
+        """Delete chains that were not used for `max_age_s`, but not too many at once. Return whether there may be more."""
         if now - self._expired_at < _EXPIRY_INTERVAL_S:
-            return
+            return False
         deleted = self._database.execute(
             "DELETE FROM chains WHERE id IN (SELECT id FROM chains WHERE used_at <= ? ORDER BY used_at LIMIT ?)",
             (now - self._limits.max_age_s, _EXPIRED_PER_CALL),
         )
-        if deleted.rowcount < _EXPIRED_PER_CALL:
-            self._expired_at = now
+        if deleted.rowcount == _EXPIRED_PER_CALL:
+            return True
+        self._expired_at = now
+        return False
 
     def make_room(self, now: float, owner: str, chain: str | None, added_bytes: int) -> None:
         """Evict until `added_bytes` fit, never from `chain`. Raises `NotStored` if they cannot.

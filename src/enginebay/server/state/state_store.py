@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,9 +18,11 @@ from enginebay.server.state.stored_records import (
     NewResponse,
     NotStored,
     PageQuery,
+    ReadBound,
     StoredConversation,
     StoredItem,
     StoredResponse,
+    TooMuchStored,
     UnknownItem,
     make_id,
     measure_items,
@@ -136,8 +139,11 @@ class StateStore:
             )
             return True
 
-    def load_history(self, owner: str, response_id: str) -> list[bytes] | None:
-        """Return all items up to and with this response, and keep its chain from expiring. None if a part is gone."""
+    def load_history(self, owner: str, response_id: str, bound: ReadBound | None = None) -> list[bytes] | None:
+        """Return all items up to and with this response, and keep its chain from expiring. None if a part is gone.
+
+        Raises `TooMuchStored`.
+        """
         with self._write() as database:
             found = self.get_response(owner, response_id)
             if found is None:
@@ -147,17 +153,30 @@ class StateStore:
             ).fetchone()
             if first[0] is not None:
                 return None
+            items = "FROM turns JOIN items ON items.response = turns.id"
+            self._check_bound(_TURNS, items, response_id, bound)
             self._touch(found.chain, self._clock())
-            rows = database.execute(
-                f"{_TURNS} SELECT body FROM turns JOIN items ON items.response = turns.id ORDER BY depth DESC, number",
-                (response_id,),
-            )
+            rows = database.execute(f"{_TURNS} SELECT body {items} ORDER BY depth DESC, number", (response_id,))
             return [body for (body,) in rows]
 
-    def find_items(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the items with these ids, the newest of each."""
+    def _check_bound(self, turns: str, items: str, value: str, bound: ReadBound | None) -> None:
+        """Raise `TooMuchStored`. Reads sizes, not bodies, and not more of them than allowed."""
+        if bound is None:
+            return
+        count, size = self._database.execute(
+            f"{turns} SELECT count(*), coalesce(sum(size), 0) FROM (SELECT length(body) AS size {items} LIMIT ?)",
+            (value, bound.items + 1),
+        ).fetchone()
+        if count > bound.items:
+            raise TooMuchStored("messages")
+        if size > bound.bytes:
+            raise TooMuchStored("body_bytes")
+
+    def find_items(self, owner: str, ids: Sequence[str], max_bytes: int | None = None) -> dict[str, bytes]:
+        """Return the items with these ids, the newest of each. Raises `TooMuchStored`; each mention of an item counts."""
         found: dict[str, bytes] = {}
-        for item_id in ids:
+        size = 0
+        for item_id, mentions in Counter(ids).items():
             row = self._database.execute(
                 "SELECT items.body FROM items JOIN chains ON chains.id = chain "
                 "WHERE items.id = ? AND owner = ? AND used_at > ? ORDER BY number DESC LIMIT 1",
@@ -165,6 +184,9 @@ class StateStore:
             ).fetchone()
             if row is not None:
                 found[item_id] = row[0]
+                size += len(row[0]) * mentions
+                if max_bytes is not None and size > max_bytes:
+                    raise TooMuchStored("body_bytes")
         return found
 
     def list_input_items(self, owner: str, response_id: str, page: PageQuery) -> ItemPage | None:
@@ -185,8 +207,15 @@ class StateStore:
         rows = self._database.execute(
             f"SELECT id, body FROM items WHERE {where} AND number {sign} ? ORDER BY number {order} LIMIT ?",
             (value, start, page.limit + 1),
-        ).fetchall()
-        return ItemPage([StoredItem(*row) for row in rows[: page.limit]], len(rows) > page.limit)
+        )
+        items: list[StoredItem] = []
+        size = 0
+        for row in rows:
+            size += len(row[1])
+            if len(items) == page.limit or (items and size > page.max_bytes):
+                return ItemPage(items, has_more=True)
+            items.append(StoredItem(*row))
+        return ItemPage(items, has_more=False)
 
     # Responses in the background
 
@@ -205,7 +234,8 @@ class StateStore:
             chain, known_bytes, owner = row
             added = len(body) - known_bytes + measure_items(outputs)
             now = self._clock()
-            self._eviction.make_room(now, owner, chain, max(0, added))
+            if status in ("completed", "incomplete"):  # that it failed always fits
+                self._eviction.make_room(now, owner, chain, max(0, added))
             database.execute(
                 "UPDATE responses SET status = ?, body = ?, runner = '' WHERE id = ?", (status, body, response_id)
             )
@@ -302,11 +332,12 @@ class StateStore:
             self._touch(conversation_id, now, size)
             return True
 
-    def load_conversation(self, owner: str, conversation_id: str) -> list[bytes] | None:
-        """Return all items, and keep the conversation from expiring."""
+    def load_conversation(self, owner: str, conversation_id: str, bound: ReadBound | None = None) -> list[bytes] | None:
+        """Return all items, and keep the conversation from expiring. Raises `TooMuchStored`."""
         with self._write() as database:
             if self.get_conversation(owner, conversation_id) is None:
                 return None
+            self._check_bound("", "FROM items WHERE chain = ?", conversation_id, bound)
             self._touch(conversation_id, self._clock())
             rows = database.execute("SELECT body FROM items WHERE chain = ? ORDER BY number", (conversation_id,))
             return [body for (body,) in rows]
@@ -334,7 +365,14 @@ class StateStore:
             self._touch(conversation_id, self._clock(), -sum(size + ROW_BYTES for (size,) in sizes))
             return bool(sizes)
 
-    # Size
+    # Size and age
+
+    def expire(self) -> bool:
+        """Delete what has expired, a part of it. Return whether there may be more."""
+        with self._write():
+            more = self._eviction.expire(self._clock())
+        self._eviction.shrink()
+        return more
 
     def count_used_bytes(self) -> int:
         return self._eviction.count_used_bytes()

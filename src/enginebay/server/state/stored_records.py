@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 ROW_BYTES = 256  # counted for each row, for its columns and its place in the indexes
+_MADE_ID = re.compile(r"[a-z]+_[0-9a-f]{48}(_[0-9]+)?")  # an output item has its response's random bits
 
 
 def make_id(prefix: str) -> str:
     """Return an id that cannot be guessed: 192 random bits."""
     return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def is_made_id(item_id: str) -> bool:
+    """Return whether an id has the form of those that the server makes. Others can be guessed."""
+    return _MADE_ID.fullmatch(item_id) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +66,34 @@ class StoredConversation:
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """One page of a list. `after`: the id of the item before it."""
+    """One page of a list. `after`: the id of the item before it. `max_bytes`: a page ends early rather than be larger."""
 
     after: str | None = None
     limit: int = 20
     order: Literal["asc", "desc"] = "desc"
+    max_bytes: int = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ItemPage:
     items: Sequence[StoredItem]
     has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBound:
+    """How much one request may read."""
+
+    items: int
+    bytes: int
+
+
+class TooMuchStored(Exception):
+    """More is stored than one request may read. `setting`: the limit that it exceeds."""
+
+    def __init__(self, setting: str) -> None:
+        super().__init__(setting)
+        self.setting = setting
 
 
 class NotStored(Exception):

@@ -183,3 +183,20 @@ def test_two_processes_write_at_once(tmp_path: Path) -> None:
             assert store.get_response("ab"[owner == "a"], response_id) is None
     counts = store._database.execute("SELECT count(*) FROM items GROUP BY response").fetchall()
     assert counts and {count for (count,) in counts} == {8}, "a response is there with all its items, or not at all"
+
+
+async def test_what_is_old_is_deleted_from_a_quiet_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_client, "_EXPIRY_S", 0.01)
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with_past = StateStore(folder / "responses.db", LIMITS, lambda: time.time() - 2 * LIMITS.max_age_s)
+    for number in range(300):  # more than one call deletes
+        with_past.add_response("a", NewResponse(f"resp_{number}", "completed", b"{}"))
+    with_past.close()
+    client = StateClient(folder, LIMITS)
+    reader = sqlite3.connect(folder / "responses.db")
+    async with asyncio.timeout(30):
+        while reader.execute("SELECT count(*) FROM chains").fetchone()[0]:
+            await asyncio.sleep(0.01)
+    reader.close()
+    await asyncio.to_thread(client.close)

@@ -119,6 +119,16 @@ def test_pages(open_store: Open) -> None:
         read(after="elsewhere")
 
 
+def test_a_page_of_large_items_ends_early(open_store: Open) -> None:
+    store = open_store()
+    store.add_conversation("a", "conv", b"{}", items("m0", "m1", "m2", size=1000))
+    query = PageQuery(order="asc", max_bytes=2500)
+    page = store.list_conversation_items("a", "conv", query)
+    assert page is not None and [item.id for item in page.items] == ["m0", "m1"] and page.has_more
+    one = store.list_conversation_items("a", "conv", PageQuery(order="asc", max_bytes=1))
+    assert one is not None and [item.id for item in one.items] == ["m0"] and one.has_more, "never an empty page"
+
+
 def test_items_of_a_response_join_its_conversation_and_outlive_it(open_store: Open) -> None:
     store = open_store()
     store.add_conversation("a", "conv", b"{}", items("m0"))

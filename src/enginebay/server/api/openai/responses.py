@@ -36,7 +36,12 @@ from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.run_generation import enter_tokenizer, generate_response, prepare_request
+from enginebay.server.requests.run_generation import (
+    add_translation_headers,
+    enter_tokenizer,
+    generate_response,
+    prepare_request,
+)
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.sessions.model_session import ModelSession
 
@@ -44,13 +49,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def create_response(context: ServerContext, request_context: RequestContext) -> None:
-    body = read_body(ResponsesBody, context, request_context)
-    request_context.prompt = body.input
-    request_context.cache_key = body.prompt_cache_key or ""
-    responses_input.note_includes(body, request_context.ignored)
-    body.tools = drop_hosted_tools(body.tools, request_context.ignored)
-    if body.text is not None and body.text.format is not None:
-        note_unknown_keys(body.text.format, responses_input.FORMAT_KEYS, "text.format", request_context.ignored)
+    body = _read_body(context, request_context)
     turn = await _begin_turn(context, request_context, body)
     if body.background and context.catalog.find(body.model)[0].primary.live_session is None:  # a load may take minutes
         await _ensure_background(context, request_context, body, turn, Sampling())
@@ -82,9 +81,23 @@ async def create_response(context: ServerContext, request_context: RequestContex
     writer.write_end()
 
 
+def _read_body(context: ServerContext, request_context: RequestContext) -> ResponsesBody:
+    """Return the body without what the server leaves out, which is noted."""
+    body = read_body(ResponsesBody, context, request_context)
+    request_context.prompt = body.input
+    request_context.cache_key = body.prompt_cache_key or ""
+    responses_input.note_includes(body, request_context.ignored)
+    body.tools = drop_hosted_tools(body.tools, request_context.ignored)
+    if body.text is not None and body.text.format is not None:
+        note_unknown_keys(body.text.format, responses_input.FORMAT_KEYS, "text.format", request_context.ignored)
+    return body
+
+
 async def _begin_turn(context: ServerContext, request_context: RequestContext, body: ResponsesBody) -> ResponseTurn:
     if request_context.background is not None:  # another attempt
-        return request_context.background.turn
+        turn = request_context.background.turn
+        request_context.history_bytes = turn.history_bytes
+        return turn
     turn = await begin_turn(
         context,
         request_context,
@@ -113,7 +126,7 @@ async def _ensure_background(
 
 async def count_input_tokens(context: ServerContext, request_context: RequestContext) -> None:
     """POST /v1/responses/input_tokens"""
-    body = read_body(ResponsesBody, context, request_context)
+    body = _read_body(context, request_context)
     turn = await begin_turn(
         context, request_context, body.input, body.previous_response_id, read_conversation_id(body.conversation)
     )
@@ -122,24 +135,28 @@ async def count_input_tokens(context: ServerContext, request_context: RequestCon
         raise Unsupported(
             f"{session.name} is tokenized by a remote server", "send the request to that server", param="model"
         )
-    try:
-        unknown = get_unknown_fields(context, request_context)
-        chat = await request_context.run_in_thread_if_large(_read_request, body, session, lora, turn, unknown)
-    except RequestError as error:
-        raise responses_input.to_responses_error(error) from None
+    chat = await _read_chat(context, request_context, session, lora, body, turn)
     limit = get_tokenize_limit(session.client.facts.context_length)
     try:
+        request, template_options, max_thought_tokens = _apply_switches(request_context, session, body, chat)
         async with enter_tokenizer(request_context):
             ids = await session.client.prompt_encoder.encode_request(
-                chat.request, request_context.has_large_body, PromptBound(limit), **chat.template_options
+                request, request_context.has_large_body, PromptBound(limit), **template_options
             )
+        prepared = GenerateRequest(token_ids=tuple(ids), sampling=request.sampling, lora=lora)
+        planned, _ = await plan_thought(
+            request_context, session, request, prepared, template_options, chat.tools.make_parser, max_thought_tokens
+        )
     except TextTooLong as error:
         raise InvalidRequest(
             f"input has at least {error.min_tokens} tokens; the maximum is {limit}", param="input"
         ) from None
     except RequestError as error:
-        raise responses_input.to_responses_error(error) from None
-    request_context.exchange.respond(200, _encode(InputTokensObject(input_tokens=len(ids))))
+        raise responses_input.to_responses_error(chat.tools.rename_param(error)) from None
+    request_context.translated |= {**chat.tools.notes, **chat.expansion.notes}
+    add_translation_headers(request_context)
+    counted = len(planned.token_ids or ids)
+    request_context.exchange.respond(200, _encode(InputTokensObject(input_tokens=counted)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +182,7 @@ async def _plan_response(
     body: ResponsesBody,
     turn: ResponseTurn,
 ) -> ResponsePlan:
-    unknown = get_unknown_fields(context, request_context)
-    try:
-        chat = await request_context.run_in_thread_if_large(_read_request, body, session, lora, turn, unknown)
-    except RequestError as error:
-        raise responses_input.to_responses_error(error) from None
+    chat = await _read_chat(context, request_context, session, lora, body, turn)
     try:
         request, template_options, max_thought_tokens = _apply_switches(request_context, session, body, chat)
         prepared = await prepare_request(
@@ -183,6 +196,21 @@ async def _plan_response(
     except RequestError as error:
         raise responses_input.to_responses_error(chat.tools.rename_param(error)) from None
     return replace(chat, request=planned, make_parser=make_parser)
+
+
+async def _read_chat(
+    context: ServerContext,
+    request_context: RequestContext,
+    session: ModelSession,
+    lora: str | None,
+    body: ResponsesBody,
+    turn: ResponseTurn,
+) -> ResponsePlan:
+    unknown = get_unknown_fields(context, request_context)
+    try:
+        return await request_context.run_in_thread_if_large(_read_request, body, session, lora, turn, unknown)
+    except RequestError as error:
+        raise responses_input.to_responses_error(error) from None
 
 
 def _read_request(

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
-from enginebay.errors import Cancelled, EnginebayError, InvalidRequest, StateUnavailable
+from enginebay.errors import Cancelled, EnginebayError, InvalidRequest
 from enginebay.server.api.openai.response_objects import ResponseErrorObject, ResponseObject
 from enginebay.server.api.openai.responses_api.turn import ResponseTurn, encode_outputs
 from enginebay.server.encoding.error_responses import encode_error, get_error_row
+from enginebay.server.encoding.sse_escape import escape_line_separators
 from enginebay.server.http.exchange import Exchange, Headers
 from enginebay.server.state.state_store import StateStore
 from enginebay.server.state.stored_records import NotStored
@@ -35,12 +37,16 @@ class BackgroundRuns:
     def __init__(self, state: StateClient) -> None:
         self._state = state
         self._runs: dict[str, BackgroundRun] = {}
+        self._unstored: dict[str, bytes] = {}  # responses that failed, until that is stored
         self._watch: asyncio.Task[None] | None = None
 
     def add(self, run: BackgroundRun) -> None:
         self._runs[run.turn.id] = run
+        self._ensure_watch()
+
+    def _ensure_watch(self) -> None:
         if self._watch is None or self._watch.done():
-            self._watch = asyncio.get_running_loop().create_task(self._watch_cancellations())
+            self._watch = asyncio.get_running_loop().create_task(self._watch_store())
 
     def remove(self, response_id: str) -> None:
         self._runs.pop(response_id, None)
@@ -51,11 +57,24 @@ class BackgroundRuns:
         if run is not None:
             run.exchange.cancel()
 
-    async def _watch_cancellations(self) -> None:
-        while self._runs:
+    def store_failure(self, response_id: str, body: bytes) -> None:
+        """Store that a response failed: now, or once the state file can be used."""
+        self._unstored[response_id] = body
+        self._state.post(self._store_failure, response_id, body)
+        self._ensure_watch()
+
+    def _store_failure(self, store: StateStore, response_id: str, body: bytes) -> None:
+        store.finish_response(response_id, self._state.runner, "failed", body)
+        self._unstored.pop(response_id, None)
+
+    async def _watch_store(self) -> None:
+        """Look for cancellations, and store what could not be stored."""
+        while self._runs or self._unstored:
             await asyncio.sleep(_WATCH_INTERVAL_S)
             known = list(self._runs)
             try:
+                for response_id, body in list(self._unstored.items()):
+                    await self._state.call(self._store_failure, response_id, body)
                 running = await self._state.call(StateStore.list_running, self._state.runner)
             except EnginebayError:
                 continue
@@ -71,15 +90,17 @@ class BackgroundRuns:
 class BackgroundExchange(Exchange):
     """Stands in for the client's exchange once that has its answer. A stream still goes to the client, as long as it reads."""
 
-    __slots__ = ("_batch", "_client", "_held_end", "_is_settled", "_timer", "run")
+    __slots__ = ("_batch", "_client", "_held_end", "_is_settled", "_last_events", "_timer", "run")
 
     def __init__(self, client: Exchange, run: BackgroundRun) -> None:
         super().__init__(client._connection, client.method, client.path, client.headers)
         self.body, self.received_at = client.body, client.received_at
+        self.body_lease, client.body_lease = client.body_lease, None  # until this run ends
         self.status = 200
         self.run = run
         self._client: Exchange | None = client if run.streams else None
         self._batch = bytearray()  # events to store
+        self._last_events = b""
         self._timer: asyncio.TimerHandle | None = None
         self._held_end: bytes | None = None  # the client gets the end once it is stored
         self._is_settled = False
@@ -97,6 +118,12 @@ class BackgroundExchange(Exchange):
         self.closed = True
         if self.on_close is not None:
             self.on_close()
+
+    def rewind_headers(self, mark: int) -> None:
+        """Remove the headers of an attempt. `mark` is one of the client's exchange: all headers here came after it."""
+        self._header_lines.clear()
+        if self._client is not None:
+            self._client.rewind_headers(mark)
 
     def respond(self, status: int, body: bytes, content_type: str = "application/json", headers: Headers = ()) -> None:
         self.started, self.status = True, status
@@ -121,6 +148,21 @@ class BackgroundExchange(Exchange):
         if self._is_settled:
             self.settle()
 
+    def end_cancelled(self, response: ResponseObject) -> None:
+        """End the stream of a response that was cancelled, unless it has ended."""
+        if self._held_end is not None:
+            return
+        last = _SEQUENCE.search(self._last_events.rstrip(b"\n").rpartition(b"\n\n")[2])
+        error = ResponseErrorObject("server_error", "the response was cancelled")
+        data = _encode(
+            {
+                "type": "response.failed",
+                "sequence_number": int(last[1]) + 1 if last is not None else 0,
+                "response": replace(response, status="cancelled", error=error),
+            }
+        )
+        self.end(escape_line_separators(b"event: response.failed\ndata: %b\n\n" % data))
+
     def settle(self) -> None:
         """The response has ended in the store too: the client may know."""
         self._is_settled = True
@@ -139,6 +181,7 @@ class BackgroundExchange(Exchange):
     def _keep(self, data: bytes) -> None:
         if self.run.streams and data and not data.startswith(b":"):
             self._batch += data
+            self._last_events = data
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(_EVENTS_INTERVAL_S, self._store_events)
 
@@ -146,9 +189,6 @@ class BackgroundExchange(Exchange):
         self._store_events()
         if self._client is not None:
             self._client.abort()
-
-    def release_body(self) -> None:
-        """The client's exchange does."""
 
     def _store_events(self) -> None:
         if self._timer is not None:
@@ -187,21 +227,26 @@ class BackgroundRun:
                 StateStore.finish_response, self.turn.id, self.state.runner, response.status, _encode(response),
                 encode_outputs(response),
             )  # fmt: skip
-        except (NotStored, StateUnavailable) as error:
+        except (NotStored, EnginebayError) as error:
             self._store_failure("server_error", f"the response could not be stored: {error}")
         self.exchange.settle()
+        self.exchange.release_body()
 
     def fail(self, error: EnginebayError) -> None:
         self.runs.remove(self.turn.id)
+        is_cancelled = isinstance(error, Cancelled) and self.exchange.closed
+        if is_cancelled and self.streams and self.exchange.started:
+            self.exchange.end_cancelled(self.response)
         self.exchange.settle()
-        if isinstance(error, Cancelled) and self.exchange.closed:
+        self.exchange.release_body()
+        if is_cancelled:
             return  # whoever cancelled it has stored that
         code = "invalid_prompt" if get_error_row(error).status < 500 else "server_error"
         self._store_failure(code, encode_error(error).message)
 
     def _store_failure(self, code: str, message: str) -> None:
         self.response.status, self.response.error = "failed", ResponseErrorObject(code, message)
-        self.state.post(StateStore.finish_response, self.turn.id, self.state.runner, "failed", _encode(self.response))
+        self.runs.store_failure(self.turn.id, _encode(self.response))
 
 
 async def move_to_background(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +29,8 @@ from enginebay.server.state.stored_records import StoredResponse, UnknownItem
 
 _encode = msgspec.json.Encoder().encode
 _POLL_S = 0.25
+_CHECK_S = 1.0  # between looks whether the process that generates it is alive
+_CANCELLING_S = 3.0  # until the process that generates it has seen that it is cancelled
 _RUNNING = ("queued", "in_progress")
 _SEQUENCE = re.compile(rb'"sequence_number":(\d+)')
 _LOST = {"code": "server_error", "message": "the server process that generated this response died"}
@@ -120,18 +123,27 @@ async def _stream_events(
         )
     request_context.stream = True
     exchange.start(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
-    deadline = asyncio.get_running_loop().time() + context.config.limits.request_timeout_s
-    while not exchange.closed and asyncio.get_running_loop().time() < deadline:
-        found = await _find_response(state, owner, response_id)
-        batches, _ = await _read_batches(state, owner, response_id, last + 1)
+    clock = asyncio.get_running_loop().time
+    deadline, check_at, last_look = clock() + context.config.limits.request_timeout_s, clock() + _CHECK_S, None
+    while not exchange.closed and clock() < deadline:
+        if clock() >= check_at:
+            await _find_response(state, owner, response_id)
+            check_at = clock() + _CHECK_S
+        batches, status = await _read_batches(state, owner, response_id, last + 1)
         for batch in batches:
             last = _write_events(exchange, batch, last)
-        if found.status not in _RUNNING:
+        if status == "cancelled" and not _has_end(batches):  # the process that runs it has yet to store the last event
+            last_look = last_look or clock() + _CANCELLING_S
+        if status not in _RUNNING and (last_look is None or _has_end(batches) or clock() >= last_look):
             break
         await asyncio.sleep(_POLL_S)
         while exchange.congested and not exchange.closed:
             await asyncio.sleep(_POLL_S)
     exchange.end()
+
+
+def _has_end(batches: Sequence[bytes]) -> bool:
+    return bool(batches) and batches[-1].rstrip(b"\n").rpartition(b"\n\n")[2].startswith(b"event: response.failed\n")
 
 
 async def _read_batches(state: StateClient, owner: str, response_id: str, first: int) -> tuple[list[bytes], str]:

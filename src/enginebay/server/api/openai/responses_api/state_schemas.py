@@ -95,5 +95,8 @@ class CompactionObject(Struct, kw_only=True):
     id: str
     object: Literal["response.compaction"] = "response.compaction"
     created_at: NonNegative
+    status: Annotated[
+        Literal["completed", "incomplete"], about("incomplete: the summary was cut at its maximum length, or is empty.")
+    ]
     output: Annotated[list[dict[str, Any]], about("The user's messages, then one compaction item.")]
     usage: ResponseUsageObject

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from enginebay.errors import InvalidRequest
-from enginebay.server.state.stored_records import StoredItem, make_id
+from enginebay.server.state.stored_records import StoredItem, is_made_id, make_id
 
 _encode = msgspec.json.Encoder().encode
 _MAX_ID_CHARS = 128
@@ -23,10 +23,10 @@ _SUMMARY_MARK = "bay1."
 
 
 def to_stored_item(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an input item as it is stored. Items keep their ids."""
+    """Return an input item as it is stored. It keeps an id that the server made: another client could guess others."""
     kind = item.get("type") or "message"
     item_id = item.get("id")
-    if not isinstance(item_id, str) or not 0 < len(item_id) <= _MAX_ID_CHARS:
+    if not isinstance(item_id, str) or len(item_id) > _MAX_ID_CHARS or not is_made_id(item_id):
         item_id = make_id(_PREFIXES.get(kind, "item") if isinstance(kind, str) else "item")
     stored = {**item, "type": kind, "id": item_id}
     if kind == "compaction":

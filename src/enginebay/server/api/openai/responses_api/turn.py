@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import InvalidRequest, PreviousResponseNotFound, ResponseNotFound, Unsupported
 from enginebay.server.api.openai.response_objects import ResponseObject
 from enginebay.server.api.openai.responses_api.stored_items import (
@@ -21,7 +22,15 @@ from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.state.state_client import StateClient
 from enginebay.server.state.state_store import StateStore
-from enginebay.server.state.stored_records import NewResponse, StoredItem, make_id
+from enginebay.server.state.stored_records import (
+    NewResponse,
+    ReadBound,
+    StoredItem,
+    TooMuchStored,
+    is_made_id,
+    make_id,
+)
+from enginebay.util.limit_errors import format_limit_hint, make_limit_error
 
 _encode = msgspec.json.Encoder().encode
 _LARGE_BYTES = 32 << 10  # takes milliseconds to parse
@@ -40,6 +49,7 @@ class ResponseTurn:
     previous: str | None = None
     conversation: str | None = None
     stores: bool = False
+    history_bytes: int = 0  # of the stored items, for another attempt
 
     def make_record(
         self, status: str, body: bytes, outputs: Sequence[StoredItem] = (), runner: str = ""
@@ -60,6 +70,9 @@ async def begin_turn(
     """Find what the request refers to. Raises `RequestError` if it does not exist, or is another key's."""
     state, owner = context.state, identify_owner(request_context.key)
     inputs = [{"role": "user", "content": input_}] if isinstance(input_, str) else list(input_ or ())
+    limits = context.config.limits
+    if len(inputs) > limits.messages:
+        raise make_limit_error(f"input has {len(inputs)} entries", limits, "messages", "input")
     turn = ResponseTurn(make_id("resp"), owner, (), inputs, previous, conversation)
     if previous is not None and conversation is not None:
         raise InvalidRequest(
@@ -71,11 +84,12 @@ async def begin_turn(
     else:
         turn.stores = stores is not False
     if previous is not None:
-        turn.history = await _load_previous(state, request_context, owner, previous)
+        turn.history = await _load_previous(state, request_context, limits, owner, previous)
     elif conversation is not None:
-        turn.history = await _load_conversation(state, request_context, owner, conversation)
+        turn.history = await _load_conversation(state, request_context, limits, owner, conversation)
     if any(_is_reference(item) for item in inputs):
-        turn.inputs = await _resolve_references(state, owner, inputs)
+        turn.inputs = await _resolve_references(state, request_context, limits, owner, inputs)
+    turn.history_bytes = request_context.history_bytes
     if not turn.inputs and not turn.history:
         raise InvalidRequest("input is missing", "send a string or a list of items", param="input")
     return turn
@@ -90,7 +104,7 @@ def read_conversation_id(conversation: Any) -> str | None:
 
 
 async def _load_previous(
-    state: StateClient | None, request_context: RequestContext, owner: str, previous: str
+    state: StateClient | None, request_context: RequestContext, limits: ServerLimits, owner: str, previous: str
 ) -> Sequence[Mapping[str, Any]]:
     if state is None:
         raise Unsupported(_STATE_OFF, "send the whole conversation as input", param="previous_response_id")
@@ -106,7 +120,10 @@ async def _load_previous(
         raise InvalidRequest(
             f"the previous response is {found.status}", "continue one that is completed", param="previous_response_id"
         )
-    bodies = await state.call(StateStore.load_history, owner, previous)
+    try:
+        bodies = await state.call(StateStore.load_history, owner, previous, _make_bound(limits))
+    except TooMuchStored as error:
+        raise _make_size_error("the previous response and what it continues", error, limits) from None
     if bodies is None:
         raise _make_previous_error(previous)
     return await _decode(request_context, bodies)
@@ -120,14 +137,30 @@ def _make_previous_error(previous: str) -> PreviousResponseNotFound:
 
 
 async def _load_conversation(
-    state: StateClient | None, request_context: RequestContext, owner: str, conversation: str
+    state: StateClient | None, request_context: RequestContext, limits: ServerLimits, owner: str, conversation: str
 ) -> Items:
     if state is None:
         raise Unsupported(_STATE_OFF, "send the whole conversation as input", param="conversation")
-    bodies = await state.call(StateStore.load_conversation, owner, conversation)
+    try:
+        bodies = await state.call(StateStore.load_conversation, owner, conversation, _make_bound(limits))
+    except TooMuchStored as error:
+        raise _make_size_error("the conversation", error, limits) from None
     if bodies is None:
         raise ResponseNotFound(f"conversation {conversation[:80]!r} not found", param="conversation")
     return await _decode(request_context, bodies)
+
+
+def _make_bound(limits: ServerLimits) -> ReadBound:
+    return ReadBound(limits.messages, limits.body_bytes)
+
+
+def _make_size_error(what: str, error: TooMuchStored, limits: ServerLimits) -> InvalidRequest:
+    unit = "items" if error.setting == "messages" else "bytes"
+    return InvalidRequest(
+        f"there are more than {getattr(limits, error.setting)} {unit} in {what}",
+        format_limit_hint(error.setting, "send the part that matters as input; compact a conversation before it is this long"),
+        param="input",
+    )  # fmt: skip
 
 
 async def _decode(request_context: RequestContext, bodies: Sequence[bytes]) -> Items:
@@ -141,22 +174,34 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
 
 
 async def _resolve_references(
-    state: StateClient | None, owner: str, inputs: Sequence[Mapping[str, Any]]
+    state: StateClient | None,
+    request_context: RequestContext,
+    limits: ServerLimits,
+    owner: str,
+    inputs: Sequence[Mapping[str, Any]],
 ) -> Sequence[Mapping[str, Any]]:
     """Replace references by the stored items."""
-    ids = [item.get("id") for item in inputs if _is_reference(item)]
     if state is None:
         raise Unsupported(f"input has an item_reference, and {_STATE_OFF}", "send the item itself", param="input")
+    ids = [item.get("id") for item in inputs if _is_reference(item)]
     if not all(isinstance(one, str) for one in ids):
         raise InvalidRequest("an item_reference has no id", "send the id of an item", param="input")
-    found = await state.call(StateStore.find_items, owner, [str(one) for one in ids])
+    wanted = [str(one) for one in ids if is_made_id(str(one))]
+    try:
+        found = await state.call(
+            StateStore.find_items, owner, wanted, limits.body_bytes - request_context.history_bytes
+        )
+    except TooMuchStored as error:
+        raise _make_size_error("the items that input refers to and those before it", error, limits) from None
     for number, item in enumerate(inputs):
         if _is_reference(item) and item["id"] not in found:
             raise InvalidRequest(
                 f"input[{number}] refers to the item {item['id'][:80]!r}, which is not stored",
                 "send the item itself, as SDKs do with store set to false", param="input",
             )  # fmt: skip
-    return [msgspec.json.decode(found[item["id"]]) if _is_reference(item) else item for item in inputs]
+    decoded = dict(zip(found, await _decode(request_context, list(found.values())), strict=True))
+    request_context.history_bytes += sum(len(found[one]) for one in wanted) - sum(map(len, found.values()))
+    return [decoded[item["id"]] if _is_reference(item) else item for item in inputs]
 
 
 async def store_turn(

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from enginebay.config.sections.server_section import StateLimits
+from enginebay.config.sections.server_section import ServerLimits, StateLimits
 from enginebay.contract import Sampling
 from enginebay.errors import InvalidRequest, PreviousResponseNotFound, RequestError, Unsupported
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder
@@ -20,6 +20,8 @@ from enginebay.server.auth.api_keys import ApiKey, hash_key
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.state.state_client import StateClient
+from enginebay.server.state.state_store import StateStore
+from enginebay.server.state.stored_records import StoredItem, make_id
 
 
 class _NoState:
@@ -29,10 +31,10 @@ class _NoState:
         raise AssertionError(f"state.{name} was used")
 
 
-def make_context(state: Any) -> Any:
+def make_context(state: Any, limits: ServerLimits | None = None) -> Any:
     lines: list[tuple[str, dict[str, Any]]] = []
     log = SimpleNamespace(log_event=lambda event, **fields: lines.append((event, fields)), lines=lines)
-    return SimpleNamespace(state=state, log=log)
+    return SimpleNamespace(state=state, log=log, config=SimpleNamespace(limits=limits or ServerLimits()))
 
 
 def make_request(key: str | None = None) -> RequestContext:
@@ -120,3 +122,67 @@ async def test_there_must_be_something_to_answer(input_: Any) -> None:
     with pytest.raises(RequestError, match="input is missing") as error:
         await begin_turn(make_context(None), make_request(), input_)
     assert error.value.param == "input"
+
+
+# Bounds
+
+
+async def test_too_many_inputs_are_refused_before_the_state_is_asked() -> None:
+    context = make_context(_NoState(), ServerLimits(messages=3))
+    reference = {"type": "item_reference", "id": make_id("msg")}
+    with pytest.raises(InvalidRequest, match="input has 4 entries; the maximum is 3") as error:
+        await begin_turn(context, make_request(), [reference] * 4)
+    assert error.value.param == "input" and "server.limits.messages" in error.value.hint
+
+
+async def test_each_mention_of_an_item_counts(state: StateClient) -> None:
+    item_id = make_id("msg")
+    body = b'{"role":"user","content":"%b"}' % (b"x" * 1000)
+    await state.call(StateStore.add_conversation, "", "conv_1", b"{}", [StoredItem(item_id, body)])
+    context, request_context = make_context(state, ServerLimits(body_bytes=4096)), make_request()
+    reference = {"type": "item_reference", "id": item_id}
+    turn = await begin_turn(context, request_context, [reference] * 3)
+    assert [item["content"] for item in turn.inputs] == ["x" * 1000] * 3
+    assert request_context.history_bytes == turn.history_bytes == 3 * len(body)
+    with pytest.raises(InvalidRequest, match="more than 4096 bytes") as error:
+        await begin_turn(context, make_request(), [reference] * 4)
+    assert error.value.param == "input" and "server.limits.body_bytes" in error.value.hint
+    with pytest.raises(InvalidRequest, match="more than 4096 bytes"):  # with the conversation before them
+        await begin_turn(context, make_request(), [reference] * 3, conversation="conv_1")
+
+
+async def test_a_history_that_is_too_long_or_too_large_is_refused(state: StateClient) -> None:
+    context, request_context = make_context(state), make_request()
+    first = await begin_turn(context, request_context, "x" * 1000, stores=True)
+    await store_turn(context, request_context, first, make_response(first.id))
+    second = await begin_turn(context, request_context, "y" * 1000, previous=first.id, stores=True)
+    await store_turn(context, request_context, second, make_response(second.id))
+    items = [StoredItem(make_id("msg"), b'{"role":"user","content":"%b"}' % (b"x" * 1000)) for _ in range(2)]
+    await state.call(StateStore.add_conversation, "", "conv_1", b"{}", items)
+    for fields in ({"previous": second.id}, {"conversation": "conv_1"}):
+        for limits, unit in ((ServerLimits(messages=1), "1 items"), (ServerLimits(body_bytes=1500), "1500 bytes")):
+            with pytest.raises(InvalidRequest, match=f"more than {unit}") as error:
+                await begin_turn(make_context(state, limits), make_request(), "z", **cast("Any", fields))
+            assert "send the part that matters" in error.value.hint
+        turn = await begin_turn(
+            make_context(state, ServerLimits(messages=2)), make_request(), "z", **cast("Any", fields)
+        )
+        assert len(turn.history) == 2
+
+
+async def test_an_id_that_a_client_chose_refers_to_nothing(state: StateClient) -> None:
+    context, request_context = make_context(state), make_request()
+    chosen = "msg_0b1c2d3e-1111-4222-8333-444455556666"
+    item = {"type": "message", "id": chosen, "role": "user", "content": "secret"}
+    turn = await begin_turn(context, request_context, [item], stores=True)
+    assert turn.inputs == [item], "it is just an item"
+    await store_turn(context, request_context, turn, make_response(turn.id))
+    await state.call(StateStore.add_conversation, "", "conv_old", b"{}", [StoredItem("msg_old", b"{}")])
+    for item_id in (chosen, "msg_old"):
+        with pytest.raises(InvalidRequest, match="not stored"):
+            await begin_turn(context, make_request(), [{"type": "item_reference", "id": item_id}])
+    following = await begin_turn(context, make_request(), "more", previous=turn.id)
+    [stored] = following.history
+    assert stored["content"][0]["text"] == "secret" and stored["id"] != chosen
+    again = await begin_turn(context, make_request(), [{"id": stored["id"]}])
+    assert again.inputs == [stored]
