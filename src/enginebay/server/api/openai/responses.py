@@ -88,8 +88,10 @@ def _read_body(context: ServerContext, request_context: RequestContext) -> Respo
     request_context.cache_key = body.prompt_cache_key or ""
     responses_input.note_includes(body, request_context.ignored)
     body.tools = drop_hosted_tools(body.tools, request_context.ignored)
+    unknown = get_unknown_fields(context, request_context)
     if body.text is not None and body.text.format is not None:
-        note_unknown_keys(body.text.format, responses_input.FORMAT_KEYS, "text.format", request_context.ignored)
+        note_unknown_keys(body.text.format, responses_input.FORMAT_KEYS, "text.format", unknown)
+    request_context.ignored |= list_ignored_reasoning(body, refuse_unknown=unknown is None)
     return body
 
 
@@ -268,7 +270,6 @@ def _apply_switches(
 ) -> tuple[GenerateRequest, dict[str, Any], int | None]:
     """Return the request and the template's options with the thinking switches, and the thought's token limit."""
     switches = translate_switches(request_context, session, read_thinking_fields(body))
-    request_context.ignored |= list_ignored_reasoning(body)
     check_thoughts(request_context, session, chat.request.messages or ())
     request = replace(chat.request, extras={**chat.request.extras, **switches.extras})
     return request, chat.template_options | switches.template_options, switches.max_tokens
