@@ -68,6 +68,8 @@ def _normalize_message(message: Any, number: int, parts: bool) -> dict[str, Any]
     normalized["content"] = _normalize_content(
         message.get("content"), where, parts, optional=bool(message.get("tool_calls"))
     )
+    if not isinstance(message.get("tool_call_id"), (str, type(None))):
+        raise _invalid_messages(f"{where}.tool_call_id is not a string")
     if role == "assistant":
         read_thought(message, where)  # raises if it is no text
     if normalized.get("tool_calls"):
@@ -102,6 +104,8 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Parse arguments from JSON text (OpenAI) to objects (templates). Invalid JSON stays text."""
     if not isinstance(calls, Sequence) or not all(isinstance(call, Mapping) for call in calls):
         raise _invalid_messages(f"{where}.tool_calls must be a list of objects")
+    if not all(isinstance(call.get("function"), (Mapping, type(None))) for call in calls):
+        raise _invalid_messages(f"{where}.tool_calls has a function that is not an object")
     return [_normalize_tool_call(call) for call in calls]
 
 

@@ -160,9 +160,7 @@ INPUT_COMPONENTS: dict[str, Schema] = {
             {
                 "type": const("message"),
                 "role": enum("user", "assistant", "system", "developer"),
-                "content": any_of(
-                    STRING, array(obj({"type": enum("input_text", "output_text"), "text": STRING}), minItems=1)
-                ),
+                "content": any_of(STRING, array(obj({"type": enum("input_text", "output_text"), "text": STRING}))),
             },
             ("type",),
         ),
