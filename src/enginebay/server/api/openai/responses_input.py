@@ -186,7 +186,7 @@ def _add_item(
     names: dict[str, str],
     unknown: UnknownFields,
 ) -> None:
-    kind = item.get("type") or "message"
+    kind = "message" if item.get("type") is None else item["type"]
     if kind == "message":
         _check_keys(item, _MESSAGE_KEYS, where, unknown)
         _add_message(item, where, messages, unknown)
@@ -322,7 +322,9 @@ def _describe_value(value: Any) -> str:
     """Return a short description of a client's value for a message."""
     if value is None:
         return "missing"
-    return repr(value)[:60] if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+    if isinstance(value, (str, int, float)):
+        return repr(value)[:60]
+    return "a list" if isinstance(value, list) else "an object"
 
 
 def _make_input_error(message: str, hint: str) -> InvalidRequest:

@@ -91,7 +91,7 @@ INPUT_COMPONENTS: dict[str, Schema] = {
             },
             ("content", *_THOUGHT),
         ),
-        obj({"role": const("tool"), "content": _CONTENT, "tool_call_id": STRING}, ("tool_call_id",)),
+        obj({"role": const("tool"), "content": _CONTENT, "tool_call_id": nullable(STRING)}, ("tool_call_id",)),
         description="One message. Its content is a string or a list of text parts.",
     ),
     "ToolCall": obj({"id": STRING, "type": const("function"), "function": _CALL_FUNCTION}),
@@ -158,7 +158,7 @@ INPUT_COMPONENTS: dict[str, Schema] = {
     "ResponsesInputItem": any_of(
         obj(
             {
-                "type": const("message"),
+                "type": nullable(const("message")),
                 "role": enum("user", "assistant", "system", "developer"),
                 "content": any_of(STRING, array(obj({"type": enum("input_text", "output_text"), "text": STRING}))),
             },

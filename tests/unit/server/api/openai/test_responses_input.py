@@ -139,6 +139,7 @@ def test_a_thought_comes_back_in_each_of_its_forms() -> None:
         ({"type": "reasoning", "content": [{"type": "text", "text": "x"}]}, InvalidRequest, "input[0].content[0]"),
         ({"type": "web_search_call", "id": "x"}, Unsupported, "'web_search_call'"),
         ({"type": "item_reference", "id": "x"}, Unsupported, "'item_reference'"),
+        ({"type": {}, "role": "user", "content": ""}, Unsupported, "input[0] has type an object"),
         ({"type": "reasoning", "content": "text"}, InvalidRequest, "input[0].content is not a list"),
         ({"type": "reasoning", "summary": ["text"]}, InvalidRequest, "input[0].summary[0]"),
         ({"type": "compaction", "encrypted_content": "bay1.!"}, InvalidRequest, "did not make"),

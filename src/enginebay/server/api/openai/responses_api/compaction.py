@@ -75,7 +75,7 @@ def _build_request(
 
 
 def _is_user_message(item: Mapping[str, Any]) -> bool:
-    return item.get("type", "message") == "message" and item.get("role") == "user"
+    return item.get("type") in (None, "message") and item.get("role") == "user"
 
 
 class CompactionWriter(ResponseWriter):

@@ -24,7 +24,7 @@ _SUMMARY_MARK = "bay1."
 
 def to_stored_item(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return an input item as it is stored. It keeps an id that the server made: another client could guess others."""
-    kind = item.get("type") or "message"
+    kind = "message" if item.get("type") is None else item["type"]
     item_id = item.get("id")
     if not isinstance(item_id, str) or len(item_id) > _MAX_ID_CHARS or not is_made_id(item_id):
         item_id = make_id(_PREFIXES.get(kind, "item") if isinstance(kind, str) else "item")
