@@ -104,9 +104,24 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Parse arguments from JSON text (OpenAI) to objects (templates). Invalid JSON stays text."""
     if not isinstance(calls, Sequence) or not all(isinstance(call, Mapping) for call in calls):
         raise _invalid_messages(f"{where}.tool_calls must be a list of objects")
-    if not all(isinstance(call.get("function"), (Mapping, type(None))) for call in calls):
-        raise _invalid_messages(f"{where}.tool_calls has a function that is not an object")
+    for number, call in enumerate(calls):
+        _check_tool_call(call, f"{where}.tool_calls[{number}]")
     return [_normalize_tool_call(call) for call in calls]
+
+
+def _check_tool_call(call: Mapping[str, Any], where: str) -> None:
+    """Templates would fail on other types, or write them into the prompt."""
+    function = call.get("function")
+    if call.get("type") not in (None, "function"):
+        raise _invalid_messages(f"{where}.type is not function")
+    if not isinstance(function, Mapping):
+        raise _invalid_messages(f"{where} has no function", "a function has a name and arguments")
+    if not isinstance(call.get("id"), (str, type(None))):
+        raise _invalid_messages(f"{where}.id is not a string")
+    if not isinstance(function.get("name"), str):
+        raise _invalid_messages(f"{where}.function has no name")
+    if not isinstance(function.get("arguments"), (str, Mapping, type(None))):
+        raise _invalid_messages(f"{where}.function.arguments is neither JSON text nor an object")
 
 
 def _reject_constant(name: str) -> None:
@@ -114,9 +129,7 @@ def _reject_constant(name: str) -> None:
 
 
 def _normalize_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        return dict(call)
+    function = call["function"]
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):

@@ -28,8 +28,8 @@ from enginebay.server.api.openapi.schema_builders import (
     ref,
 )
 
-_TEXT_PART = obj({"type": const("text"), "text": STRING})
-_CONTENT = any_of(STRING, array(any_of(_TEXT_PART, STRING), minItems=1))
+_TEXT_PART = obj({"type": const("text"), "text": STRING}, ("type",))
+_CONTENT = any_of(STRING, array(any_of(_TEXT_PART, STRING)))
 _NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}
 _TOKENS = array({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, minItems=1)
 _TEXT = {"type": "string", "minLength": 1}
@@ -47,6 +47,8 @@ _SCHEMA_FIELDS = {
     "strict": nullable(BOOLEAN),
     "description": nullable(STRING),
 }
+# Calls in a history: servers of others wrote some of them.
+_PAST_CALL = obj({"name": STRING, "arguments": nullable(any_of(STRING, OBJECT))}, ("arguments",))
 _PLAIN_FORMATS = (obj({"type": const("text")}), obj({"type": const("json_object")}))
 _CHOICES = enum("none", "auto", "required")
 _ALLOWED_MODES = enum("auto", "required")
@@ -86,7 +88,7 @@ INPUT_COMPONENTS: dict[str, Schema] = {
             {
                 "role": const("assistant"),
                 "content": nullable(_CONTENT),
-                "tool_calls": array(ref("ToolCall"), minItems=1),
+                "tool_calls": array(ref("ToolCall")),
                 **_THOUGHT,
             },
             ("content", *_THOUGHT),
@@ -94,7 +96,9 @@ INPUT_COMPONENTS: dict[str, Schema] = {
         obj({"role": const("tool"), "content": _CONTENT, "tool_call_id": nullable(STRING)}, ("tool_call_id",)),
         description="One message. Its content is a string or a list of text parts.",
     ),
-    "ToolCall": obj({"id": STRING, "type": const("function"), "function": _CALL_FUNCTION}),
+    "ToolCall": obj(
+        {"id": nullable(STRING), "type": nullable(const("function")), "function": _PAST_CALL}, ("id", "type")
+    ),
     "Tool": obj({"type": const("function"), "function": obj(_FUNCTION_FIELDS, _OPTIONAL)}),
     "NamedTool": obj({"type": const("function"), "function": obj({"name": _NAME})}),
     "ToolChoice": any_of(
