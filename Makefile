@@ -142,7 +142,7 @@ test-ci:
 test-all: test-ci
 	ENGINEBAY_DICE=1 $(VENV)/bin/pytest tests/unit $(PARALLEL)
 	$(MAKE) --no-print-directory hostile
-	$(PYTEST) tests/integration -m exhaustive
+	$(PYTEST) tests/contract tests/integration -m exhaustive
 	$(MAKE) --no-print-directory fuzz
 	$(MAKE) --no-print-directory soak MINUTES=10
 

@@ -244,7 +244,12 @@ async def test_rope_scaling_changes_the_answers_alike(tiny_llama: Path, referenc
 
 
 @pytest.mark.parametrize(
-    "script", ["check_transformers.py", "check_transformers_kernel.py", "check_transformers_rounding.py"]
+    "script",
+    [
+        "check_transformers.py",
+        "check_transformers_kernel.py",
+        pytest.param("check_transformers_rounding.py", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_transformers_inside_its_own_environment(tiny_llama: Path, script: str) -> None:
     """Run the checks that need torch: sampling against formulas, caches against generate(), rounding."""

@@ -95,6 +95,7 @@ async def _render(path: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("kind", "script"), [("transformers", TRANSFORMERS), ("vllm", VLLM)])
+@pytest.mark.slow
 async def test_ids_match_the_library(kind: str, script: str) -> None:
     stored = models.ensure_model("smollm2")
     dense = models.ensure_dense_weights(stored, environments.find_environment("transformers").python)

@@ -80,6 +80,7 @@ def test_a_short_request_waits_at_most_for_one_slot(engine: str, tmp_path: Path)
             assert ended <= 2 * SLOTS, f"{ended} of the other key's requests ended first"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_full_queue_is_full_for_one_key_only(engine: str, tmp_path: Path) -> None:
     """With 2,100 requests of another key, half of them refused, a short one is admitted."""

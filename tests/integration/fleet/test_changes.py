@@ -316,6 +316,7 @@ async def test_an_engine_is_upgraded_under_load(two_versions: Path, tmp_path: Pa
 # The awake model
 
 
+@pytest.mark.slow
 async def test_models_are_switched_under_load(tmp_path: Path) -> None:
     """Clients request both all the time although one fits, and an administrator switches as well."""
     models = {name: fake_model(step_s=0.002) for name in ("one", "two")}

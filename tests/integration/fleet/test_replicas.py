@@ -36,7 +36,7 @@ def assert_unharmed(load: BackgroundWorkload) -> None:
     assert load.streamed.whole + load.unstreamed.whole == load.asked == load.ended > 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_requests_are_spread_over_replicas(tmp_path: Path, workers: int) -> None:
     models = {"toy": fake_model(load="start", replicas=2, step_s=0.02)}
     with run_fleet(models, tmp_path, server={"workers": workers}) as fleet:
@@ -75,6 +75,7 @@ async def test_what_belongs_together_goes_to_one_replica(tmp_path: Path) -> None
         assert fleet.read_metric("enginebay_replica_requests_total", replica=home, reason="prefix") == 3
 
 
+@pytest.mark.slow
 async def test_replicas_follow_the_load(tmp_path: Path) -> None:
     """From one to four, to none, and to one again for the next request."""
     policy = {"min": 0, "max": 4, "target_running": 2, "idle_s": 2}

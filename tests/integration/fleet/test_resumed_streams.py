@@ -144,6 +144,7 @@ async def send_and_kill(
     return await reading
 
 
+@pytest.mark.slow
 async def test_which_responses_are_resumed(site: ServerSite) -> None:
     slow = {"step_s": 0.01}
     models = {
@@ -192,6 +193,7 @@ async def test_a_poison_stream_ends_after_two_deaths(site: ServerSite) -> None:
         assert len(read_worker_deaths(server)) == 2
 
 
+@pytest.mark.slow
 async def test_clients_that_leave_or_run_out_of_time_in_the_pause(site: ServerSite) -> None:
     fake = {"step_s": 0.01, "load_s": 2.0}
     with serve(site, ["toy"], fake, limits={"request_timeout_s": 1.5}) as server:
@@ -211,6 +213,7 @@ async def test_clients_that_leave_or_run_out_of_time_in_the_pause(site: ServerSi
             assert await read_metric(client, "enginebay_requests_waiting") == 0
 
 
+@pytest.mark.slow
 async def test_a_client_that_reads_nothing_in_the_pause_gets_the_whole_stream(site: ServerSite) -> None:
     body = {"model": "toy", "prompt": "slow", "max_tokens": 3000, "temperature": 0, "ignore_eos": True}
     with serve(site, ["toy"], {"step_s": 0.0005}) as server:

@@ -31,6 +31,7 @@ def spared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetClient]:
     assert not is_alive(spare), "it has outlived its server"
 
 
+@pytest.mark.slow
 def test_a_cold_load_takes_the_standby(spared: FleetClient) -> None:
     for name in ("one", "two", "one"):
         spare = _spare(spared, "fake")

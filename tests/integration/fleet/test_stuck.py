@@ -28,6 +28,7 @@ from tests.integration.server.raw_http import assert_error
 MODELS = {"toy": {"engine": "fake", "fake": {"step_s": 0.004}}}
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_stopped_counts_as_hung(site: ServerSite) -> None:
     """It is killed and replaced. The next worker answers requests that had no output yet."""
     config: dict[str, object] = {"models": MODELS, "fleet": {"hang_s": 2}}

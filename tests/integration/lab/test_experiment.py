@@ -57,6 +57,7 @@ def test_a_study_of_two_settings_is_measured_compared_and_stored(lab: Lab, write
     assert not codes & {"too_few_cycles", "parity_broken"}
 
 
+@pytest.mark.slow
 def test_a_run_stores_what_is_needed_to_repeat_it(lab: Lab, write: Write) -> None:
     result(lab("experiment", write(), "--json"))
     manifest = result(lab("results", "show", "latest", "--json"))
@@ -115,6 +116,7 @@ def test_a_dry_run_runs_nothing_and_lists_what_is_left_out(lab: Lab, write: Writ
     assert not (tmp_path / "home" / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_already_runs(lab: Lab, write: Write) -> None:
     with run_calibration_server(ttft_s=0.02, itl_s=0.005) as url:
         done = lab("experiment", "--url", url, "--model", "known", "--tokenizer", "bytes", "--profile",
@@ -236,8 +238,12 @@ def test_what_a_bad_server_sends_is_an_error_and_never_tokens(
     ("changes", "said"),
     [
         ({"profile": {"kind": "poisson", "rate": 0}}, "rate"),
-        ({"profile": {"kind": "poisson", "rate": 1e9}, "num_input_prompts": 10}, "above what this client can send"),
-        ({"max_input_tokens": 100_000}, "context"),
+        pytest.param(
+            {"profile": {"kind": "poisson", "rate": 1e9}, "num_input_prompts": 10},
+            "above what this client can send",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"max_input_tokens": 100_000}, "context", marks=pytest.mark.slow),
         ({"workload": {"kind": "synthetic", "input_tokens": 0}}, "input_tokens"),
         ({"workload": {"kind": "nonsense"}}, "nonsense"),
         ({"slo": {"ttft": 1}}, "SLO"),

@@ -76,15 +76,12 @@ def test_sigkill_of_the_lab_alone_leaves_no_process(write: Callable[..., str], t
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("experiment", "study.yaml"), "resume with `bay experiment --resume`"),
-        pytest.param(
-            ("choose", "toy", "--slo", "ttft_p50=9", "--config", "study.yaml", "--engines", "fake"),
-            "nothing was chosen",
-            marks=pytest.mark.slow,
-        ),
+        (("choose", "toy", "--slo", "ttft_p50=9", "--config", "study.yaml", "--engines", "fake"), "nothing was chosen"),
     ],
 )
 def test_sigterm_acts_like_an_interrupt(

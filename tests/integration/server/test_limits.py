@@ -187,6 +187,7 @@ def test_connections_are_limited(tight: AbusedServer) -> None:
             client.close()
 
 
+@pytest.mark.slow
 def test_time_while_the_server_was_stopped_does_not_count() -> None:
     with run_server(config=build_config(limits={"keep_alive_s": 4})) as server, connect(server.port) as sock:
         sock.sendall(build_request("GET", "/health/live"))

@@ -215,6 +215,7 @@ def test_a_remote_thought_passes_through(server: BayProcess) -> None:
             assert bool(answer["usage"]["completion_tokens_details"]["reasoning_tokens"]) == bool(expect(name)[0])
 
 
+@pytest.mark.slow
 async def test_a_killed_worker_changes_neither_phase() -> None:
     """The worker dies within the thought, or within the answer, of responses in two phases."""
     model = {"engine": "fake", "reasoning_format": "think", "fake": {"script_by_prompt": SCRIPTS, "step_s": 0.004}}

@@ -181,7 +181,7 @@ async def test_the_openai_sdk(bay: AbusedServer) -> None:
 
 async def test_a_client_that_leaves_frees_the_engine(bay: AbusedServer) -> None:
     for polite in (True, False):
-        client = await open_socket(bay.server)
+        client = await open_socket(bay.server, max_queue=None)
         await client.send(json.dumps({**CREATE, "max_output_tokens": 2000}))
         await client.recv()
         wait_until(lambda: bay.read_gauge("enginebay_requests_running") == 1)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from enginebay.config.sections.server_section import StateLimits
-from enginebay.errors import ConfigError, StateUnavailable
+from enginebay.errors import ConfigError, EnginebayError, StateUnavailable
 from enginebay.server.state.runner_locks import RunnerLock
 from enginebay.server.state.state_store import StateStore
-from enginebay.server.state.stored_records import NotStored
+from enginebay.server.state.stored_records import NewResponse, NotStored
 from enginebay.util.paths import home_dir
 
 P = ParamSpec("P")
@@ -23,7 +25,10 @@ T = TypeVar("T")
 
 _FILE_NAME = "responses.db"
 _WAITING = 4096  # calls; beyond it the disk is too slow for the traffic
+_BATCH = 64  # responses in one transaction
 _EXPIRY_S = 600.0  # between looks for what has expired, on a quiet server
+_TOO_SLOW = "too many calls are waiting for the state file"
+_REFUSALS = (NotStored, StateUnavailable, ConfigError)
 
 
 def state_dir() -> Path:
@@ -37,6 +42,15 @@ def check_state_file(limits: StateLimits) -> None:
             StateStore(state_dir() / _FILE_NAME, limits).close()
 
 
+@dataclass(frozen=True, slots=True)
+class _AddedResponse:
+    """A response that waits to be stored. `encode` runs in the store's thread; `stored` becomes the reason why not."""
+
+    owner: str
+    encode: Callable[[], NewResponse]
+    stored: asyncio.Future[str]
+
+
 class StateClient:
     """Opens the file on the first call, and again after an error. Several processes may use one file."""
 
@@ -47,6 +61,7 @@ class StateClient:
         self._store: StateStore | None = None
         self._runner: RunnerLock | None = None
         self._waiting = 0
+        self._added: deque[_AddedResponse] = deque()
         self._opening = threading.Lock()
         self._is_closed = False
         self._plan_expiry()
@@ -71,7 +86,7 @@ class StateClient:
         A call that has begun ends, whatever happens to the caller.
         """
         if self._waiting >= _WAITING:
-            raise StateUnavailable("too many calls are waiting for the state file", "try again later")
+            raise StateUnavailable(_TOO_SLOW, "try again later")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -80,14 +95,63 @@ class StateClient:
         finally:
             self._waiting -= 1
 
+    async def add_response(self, owner: str, encode: Callable[[], NewResponse]) -> str:
+        """Store a response. Return why it was not stored: empty if it was. Those that wait share a transaction."""
+        if len(self._added) >= _WAITING:
+            return _TOO_SLOW
+        added = _AddedResponse(owner, encode, asyncio.get_running_loop().create_future())
+        self._added.append(added)
+        if len(self._added) == 1:  # otherwise the thread has yet to come to those before it, and takes this one along
+            self._thread.submit(self._add_waiting)
+        return await added.stored
+
+    def _add_waiting(self) -> None:
+        while batch := self._take_added():
+            outcome: list[tuple[asyncio.Future[str], str | Exception]] = []
+            encoded: list[tuple[asyncio.Future[str], str, NewResponse]] = []
+            for added in batch:
+                try:
+                    encoded.append((added.stored, added.owner, added.encode()))
+                except Exception as error:  # of this one alone
+                    outcome.append((added.stored, error))
+            try:
+                reasons = self._add_batch([(owner, new) for _, owner, new in encoded])
+                outcome += [(stored, reason) for (stored, _, _), reason in zip(encoded, reasons, strict=True)]
+            except Exception as error:  # a defect: it keeps nobody waiting
+                outcome += [(stored, error) for stored, _, _ in encoded]
+            with suppress(RuntimeError):  # the server has stopped
+                batch[0].stored.get_loop().call_soon_threadsafe(_settle, outcome)
+
+    def _take_added(self) -> list[_AddedResponse]:
+        batch: list[_AddedResponse] = []
+        with suppress(IndexError):
+            while len(batch) < _BATCH:
+                batch.append(self._added.popleft())
+        return batch
+
+    def _add_batch(self, responses: list[tuple[str, NewResponse]]) -> list[str]:
+        """Return for each why it was not stored."""
+        first = [(owner, new) for owner, new in responses if new.starts_chain]
+        done = len(first) > 1 and not self._try(StateStore.add_first_responses, first)
+        return [
+            "" if done and new.starts_chain else self._try(StateStore.add_response, owner, new)
+            for owner, new in responses
+        ]
+
+    def _try(self, method: Callable[Concatenate[StateStore, P], Any], *args: P.args, **kwargs: P.kwargs) -> str:
+        """In the thread: run a method that stores, and return why it did not."""
+        try:
+            self._run(method, *args, **kwargs)
+        except _REFUSALS as refusal:
+            return _name_reason(refusal)
+        return ""
+
     async def write(self, method: Callable[Concatenate[StateStore, P], Any], *args: P.args, **kwargs: P.kwargs) -> str:
         """Run a method that stores. Return why it did not: empty if it did."""
         try:
             await self.call(method, *args, **kwargs)
-        except NotStored as reason:
-            return str(reason)
-        except (StateUnavailable, ConfigError) as error:
-            return error.message
+        except _REFUSALS as refusal:
+            return _name_reason(refusal)
         return ""
 
     def post(self, method: Callable[Concatenate[StateStore, P], Any], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -134,6 +198,20 @@ class StateClient:
                 self._store.close()
         if self._runner is not None:
             self._runner.close()
+
+
+def _settle(outcome: Sequence[tuple[asyncio.Future[str], str | Exception]]) -> None:
+    for stored, result in outcome:
+        if stored.done():  # its caller is gone
+            continue
+        if isinstance(result, Exception):
+            stored.set_exception(result)
+        else:
+            stored.set_result(result)
+
+
+def _name_reason(refusal: Exception) -> str:
+    return refusal.message if isinstance(refusal, EnginebayError) else str(refusal)
 
 
 def _expire_all(store: StateStore) -> None:

@@ -22,10 +22,10 @@ class StateEviction:
         self._expired_at = 0.0
 
     def count_used_bytes(self) -> int:
-        pages, free = (
-            self._database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
-        )
-        return int(pages - free) * PAGE_BYTES
+        pages = self._database.execute(
+            "SELECT page_count - freelist_count FROM pragma_page_count, pragma_freelist_count"
+        ).fetchone()[0]
+        return int(pages) * PAGE_BYTES
 
     def expire(self, now: float) -> bool:
         """Delete chains that were not used for `max_age_s`, but not too many at once. Return whether there may be more."""
@@ -40,7 +40,7 @@ class StateEviction:
         self._expired_at = now
         return False
 
-    def make_room(self, now: float, owner: str, chain: str | None, added_bytes: int) -> None:
+    def make_room(self, now: float, chain: str | None, added_bytes: int) -> None:
         """Evict until `added_bytes` fit, never from `chain`. Raises `NotStored` if they cannot.
 
         The key that stores most loses its least recently used first, so that one key cannot displace the others.
@@ -55,7 +55,7 @@ class StateEviction:
             self._database.execute("DELETE FROM chains WHERE id = ?", (victim,))
 
     def _check_chain_size(self, chain: str | None, added_bytes: int) -> None:
-        row = self._database.execute("SELECT bytes FROM chains WHERE id = ?", (chain,)).fetchone()
+        row = chain and self._database.execute("SELECT bytes FROM chains WHERE id = ?", (chain,)).fetchone()
         allowed = self._limits.max_bytes // _CHAIN_SHARE
         if (row[0] if row else 0) + added_bytes > allowed:
             raise NotStored(f"one conversation may take at most {allowed} bytes, an eighth of server.state.max_bytes")

@@ -28,6 +28,8 @@ from enginebay.server.state.stored_records import (
     measure_items,
 )
 
+_ITEMS = "items (id, chain, response, is_output, body)"
+_ROWS_PER_STATEMENT = 500
 _TURNS = """
 WITH RECURSIVE turns (id, previous, depth) AS (
     SELECT id, previous, 0 FROM responses WHERE id = ?
@@ -68,22 +70,47 @@ class StateStore:
 
     def add_response(self, owner: str, new: NewResponse) -> None:
         """Store a response with its items. Raises `NotStored` with the reason, or `sqlite3.Error`."""
-        with self._write() as database:
+        with self._write():
             now = self._clock()
             chain = self._find_chain(owner, new)
-            self._eviction.make_room(now, owner, chain, new.bytes)
+            self._eviction.make_room(now, chain, new.bytes)
             if chain is None:
-                chain = make_id("chain")
-                database.execute(
-                    "INSERT INTO chains VALUES (?, ?, 0, ?, ?, ?, ?)", (chain, owner, int(now), now, ROW_BYTES, b"")
-                )
-            database.execute(
-                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?)",
-                (new.id, chain, new.previous, new.status, new.runner, new.body),
+                self._add_chains(now, [(owner, new)])
+            else:
+                self._add_turns([(chain, new)])
+                self._touch(chain, now, new.bytes)
+
+    def add_first_responses(self, responses: Sequence[tuple[str, NewResponse]]) -> None:
+        """Store responses that continue nothing, each with its owner: all or none. Raises as `add_response` does."""
+        with self._write():
+            now = self._clock()
+            self._eviction.make_room(now, None, sum(new.bytes for _, new in responses))
+            self._add_chains(now, responses)
+
+    def _add_chains(self, now: float, responses: Sequence[tuple[str, NewResponse]]) -> None:
+        chains = [make_id("chain") for _ in responses]
+        self._insert("chains", [
+            (chain, owner, 0, int(now), now, ROW_BYTES + new.bytes, b"")
+            for chain, (owner, new) in zip(chains, responses, strict=True)
+        ])  # fmt: skip
+        self._add_turns([(chain, new) for chain, (_, new) in zip(chains, responses, strict=True)])
+
+    def _add_turns(self, turns: Sequence[tuple[str, NewResponse]]) -> None:
+        self._insert("responses", [
+            (new.id, chain, new.previous, new.status, new.runner, new.body) for chain, new in turns
+        ])  # fmt: skip
+        items = [(item.id, chain, new.id, False, item.body) for chain, new in turns for item in new.inputs]
+        items += [(item.id, chain, new.id, True, item.body) for chain, new in turns for item in new.outputs]
+        self._insert(_ITEMS, items)
+
+    def _insert(self, table: str, rows: Sequence[Sequence[object]]) -> None:
+        """Insert with few statements: each of them lets the event loop have the interpreter, and waits for it again."""
+        for start in range(0, len(rows), _ROWS_PER_STATEMENT):
+            some = rows[start : start + _ROWS_PER_STATEMENT]
+            row = f"({', '.join('?' * len(some[0]))})"
+            self._database.execute(
+                f"INSERT INTO {table} VALUES {', '.join([row] * len(some))}", [value for one in some for value in one]
             )
-            self._add_items(chain, new.id, new.inputs, is_output=False)
-            self._add_items(chain, new.id, new.outputs, is_output=True)
-            self._touch(chain, now, new.bytes)
 
     def _find_chain(self, owner: str, new: NewResponse) -> str | None:
         if new.conversation is not None:
@@ -98,10 +125,7 @@ class StateStore:
         return previous.chain
 
     def _add_items(self, chain: str, response: str | None, items: Sequence[StoredItem], is_output: bool) -> None:
-        self._database.executemany(
-            "INSERT INTO items (id, chain, response, is_output, body) VALUES (?, ?, ?, ?, ?)",
-            [(item.id, chain, response, is_output, item.body) for item in items],
-        )
+        self._insert(_ITEMS, [(item.id, chain, response, is_output, item.body) for item in items])
 
     def _touch(self, chain: str, now: float, added_bytes: int = 0) -> None:
         self._database.execute(
@@ -225,17 +249,15 @@ class StateStore:
         """End a response that this runner generates. Return whether it was still running: not cancelled, not deleted."""
         with self._write() as database:
             row = database.execute(
-                "SELECT chain, length(body), owner FROM responses JOIN chains ON chains.id = chain "
-                "WHERE responses.id = ? AND runner = ?",
-                (response_id, runner),
+                "SELECT chain, length(body) FROM responses WHERE id = ? AND runner = ?", (response_id, runner)
             ).fetchone()
             if row is None:
                 return False
-            chain, known_bytes, owner = row
+            chain, known_bytes = row
             added = len(body) - known_bytes + measure_items(outputs)
             now = self._clock()
             if status in ("completed", "incomplete"):  # that it failed always fits
-                self._eviction.make_room(now, owner, chain, max(0, added))
+                self._eviction.make_room(now, chain, max(0, added))
             database.execute(
                 "UPDATE responses SET status = ?, body = ?, runner = '' WHERE id = ?", (status, body, response_id)
             )
@@ -259,14 +281,11 @@ class StateStore:
     def append_events(self, response_id: str, number: int, events: bytes) -> None:
         """Store events of a stream. `number`: the sequence number of the first."""
         with self._write() as database:
-            row = database.execute(
-                "SELECT chain, owner FROM responses JOIN chains ON chains.id = chain WHERE responses.id = ?",
-                (response_id,),
-            ).fetchone()
+            row = database.execute("SELECT chain FROM responses WHERE id = ?", (response_id,)).fetchone()
             if row is None:
                 return
             now, size = self._clock(), len(events) + ROW_BYTES
-            self._eviction.make_room(now, row[1], row[0], size)
+            self._eviction.make_room(now, row[0], size)
             database.execute("INSERT INTO events VALUES (?, ?, ?)", (response_id, number, events))
             self._touch(row[0], now, size)
 
@@ -290,7 +309,7 @@ class StateStore:
         size = ROW_BYTES + len(metadata) + measure_items(items)
         with self._write() as database:
             now = self._clock()
-            self._eviction.make_room(now, owner, None, size)
+            self._eviction.make_room(now, None, size)
             database.execute(
                 "INSERT INTO chains VALUES (?, ?, 1, ?, ?, ?, ?)", (new_id, owner, int(now), now, size, metadata)
             )
@@ -327,7 +346,7 @@ class StateStore:
             if self.get_conversation(owner, conversation_id) is None:
                 return False
             now, size = self._clock(), measure_items(items)
-            self._eviction.make_room(now, owner, conversation_id, size)
+            self._eviction.make_room(now, conversation_id, size)
             self._add_items(conversation_id, None, items, is_output=False)
             self._touch(conversation_id, now, size)
             return True

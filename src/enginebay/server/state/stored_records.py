@@ -53,6 +53,10 @@ class NewResponse:
     runner: str = ""
 
     @property
+    def starts_chain(self) -> bool:
+        return self.previous is None and self.conversation is None
+
+    @property
     def bytes(self) -> int:
         return measure_items(self.inputs) + measure_items(self.outputs) + len(self.body) + ROW_BYTES
 

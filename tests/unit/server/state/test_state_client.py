@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -84,6 +84,56 @@ async def test_what_cannot_be_stored_has_a_reason(state: StateClient, problem: E
 
     assert reason in await state.write(fail)
     assert await state.write(StateStore.add_response, "a", NEW) == "", "the next one is stored"
+
+
+async def add_all(state: StateClient, responses: Sequence[NewResponse], owner: str = "a") -> list[str]:
+    return await asyncio.gather(*(state.add_response(owner, lambda new=new: new) for new in responses))
+
+
+async def test_responses_that_wait_share_a_transaction(state: StateClient) -> None:
+    statements: list[str] = []
+    release = threading.Event()
+    await state.call(lambda store: store._database.set_trace_callback(statements.append))
+    blocked = asyncio.ensure_future(state.call(lambda _: release.wait(30)))
+    await asyncio.sleep(0)
+    responses = [NewResponse(f"resp_{n}", "completed", b"{}", [StoredItem(f"i{n}", b"in")]) for n in range(200)]
+    adding = asyncio.ensure_future(add_all(state, responses))
+    await asyncio.sleep(0)
+    release.set()
+    await blocked
+    assert await adding == [""] * 200
+    assert statements.count("COMMIT") == 4, "at most 64 in each"
+    for new in responses:
+        assert await state.call(StateStore.load_history, "a", new.id) == [b"in"]
+        assert await state.call(StateStore.get_response, "b", new.id) is None
+
+
+async def test_one_response_of_a_batch_is_refused_alone(state: StateClient) -> None:
+    release = threading.Event()
+    blocked = asyncio.ensure_future(state.call(lambda _: release.wait(30)))
+    await asyncio.sleep(0)
+    good, twice = NewResponse("resp_1", "completed", b"{}"), NewResponse("resp_2", "completed", b"{}")
+    large = NewResponse("resp_3", "completed", b"." * LIMITS.max_bytes)
+    orphan = NewResponse("resp_4", "completed", b"{}", previous="resp_gone")
+    adding = asyncio.ensure_future(add_all(state, [good, large, twice, twice, orphan]))
+    await asyncio.sleep(0)
+    release.set()
+    await blocked
+    reasons = await adding
+    assert reasons[0] == reasons[2] == "" and "at most" in reasons[1] and "deleted" in reasons[4]
+    assert "cannot be used" in reasons[3], "its id is taken"
+    assert await state.call(StateStore.get_response, "a", "resp_1") is not None
+    assert await state.call(StateStore.get_response, "a", "resp_3") is None
+
+
+async def test_an_encoder_that_fails_keeps_nobody_waiting(state: StateClient) -> None:
+    def fail() -> NewResponse:
+        raise ValueError("odd")
+
+    failed, stored = await asyncio.gather(
+        state.add_response("a", fail), state.add_response("a", lambda: NEW), return_exceptions=True
+    )
+    assert isinstance(failed, ValueError) and stored == ""
 
 
 async def test_a_full_disk_is_named(state: StateClient) -> None:

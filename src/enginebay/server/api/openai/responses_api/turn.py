@@ -209,7 +209,7 @@ async def store_turn(
 ) -> None:
     """Store a response that has ended. If it cannot be stored, the response says so, and the header and the log say why."""
     assert context.state is not None
-    reason = await context.state.write(_add_response, turn, response)
+    reason = await context.state.add_response(turn.owner, lambda: _encode_record(turn, response))
     if reason:
         response.store = False
         request_context.ignored["store"] = reason
@@ -223,9 +223,8 @@ async def store_turn(
         )
 
 
-def _add_response(store: StateStore, turn: ResponseTurn, response: ResponseObject) -> None:
-    """Encode here, in the store's thread."""
-    store.add_response(turn.owner, turn.make_record(response.status, _encode(response), encode_outputs(response)))
+def _encode_record(turn: ResponseTurn, response: ResponseObject) -> NewResponse:
+    return turn.make_record(response.status, _encode(response), encode_outputs(response))
 
 
 def encode_outputs(response: ResponseObject) -> list[StoredItem]:
