@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,8 +14,8 @@ _MADE_ID = re.compile(r"[a-z]+_[0-9a-f]{48}(_[0-9]+)?")  # an output item has it
 
 
 def make_id(prefix: str) -> str:
-    """Return an id that cannot be guessed: 192 random bits."""
-    return f"{prefix}_{secrets.token_hex(24)}"
+    """Return an id that cannot be guessed: 144 random bits. The time comes first, so that new rows lie side by side."""
+    return f"{prefix}_{time.time_ns() // 1_000_000:012x}{secrets.token_hex(18)}"
 
 
 def is_made_id(item_id: str) -> bool:
