@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from enginebay.errors import InvalidRequest
@@ -63,8 +64,7 @@ class Sampling:
     guided: Guided | None = None
 
     def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
+        for value, (name, (low, high)) in zip(_get_bounded(self), RANGES.items(), strict=True):
             if value is not None and not low <= value <= high:
                 raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}", param=name)
         if self.best_of is not None and self.best_of < self.n:
@@ -110,6 +110,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "logprobs": (0, 20),
 }
 
+_get_bounded = attrgetter(*RANGES)
+
 NEUTRAL: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -130,6 +132,7 @@ NEUTRAL: dict[str, Any] = {
 
 # All parameters but `guided` with their neutral value. top_k -1 is off like 0, but counts as set because it is translated.
 _NEUTRAL_VALUES = tuple((f.name, NEUTRAL.get(f.name)) for f in fields(Sampling) if f.name != "guided")
+_get_plain = attrgetter(*(name for name, _ in _NEUTRAL_VALUES))
 
 GUIDED_PARAMETERS = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
 
@@ -143,8 +146,7 @@ def parameters() -> tuple[str, ...]:
 def collect_requested_parameters(sampling: Sampling, lora: str | None = None) -> dict[str, Any]:
     """Return the parameters that are set and differ from the neutral value."""
     requested: dict[str, Any] = {}
-    for name, neutral in _NEUTRAL_VALUES:
-        value = getattr(sampling, name)
+    for value, (name, neutral) in zip(_get_plain(sampling), _NEUTRAL_VALUES, strict=True):
         if value is None or value == neutral or value in ((), {}):
             continue
         requested[name] = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, fields
+from operator import attrgetter
 from typing import Any
 
 from enginebay.contract import Facts, FinishReason, GenerateRequest, Guided, Load, Sampling, TokenLogprobs
@@ -16,6 +17,7 @@ _REPEATED_FIELDS = ("stop", "stop_token_ids")
 _SCALAR_FIELDS = tuple(
     field.name for field in fields(Sampling) if field.name not in (*_REPEATED_FIELDS, "logit_bias", "guided")
 )
+_get_scalars = attrgetter(*_SCALAR_FIELDS)
 
 
 def encode_submit(number: int, request: GenerateRequest) -> pb.Submit:
@@ -48,7 +50,8 @@ def decode_submit(message: pb.Submit) -> GenerateRequest:
 
 
 def _encode_sampling(sampling: Sampling) -> pb.Sampling:
-    message = pb.Sampling(**{name: value for name in _SCALAR_FIELDS if (value := getattr(sampling, name)) is not None})
+    scalars = zip(_SCALAR_FIELDS, _get_scalars(sampling), strict=True)
+    message = pb.Sampling(**{name: value for name, value in scalars if value is not None})
     if sampling.stop:
         message.stop.extend(sampling.stop)
     if sampling.stop_token_ids:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ _SHARED_FIELDS = (
     "no_repeat_ngram_size", "do_sample", "min_tokens", "ignore_eos", "seed", "n", "best_of", "num_beams",
     "length_penalty", "early_stopping",
 )  # fmt: skip
+_get_shared = attrgetter(*_SHARED_FIELDS)
 
 
 def read_sampling(
@@ -47,8 +49,7 @@ def read_sampling(
     `guided`: the constraint from `read_constraint` and the tools.
     """
     values: dict[str, Any] = dict(defaults)
-    for name in _SHARED_FIELDS:
-        value = getattr(body, name)
+    for name, value in zip(_SHARED_FIELDS, _get_shared(body), strict=True):
         if value is not None:
             values[name] = value
     if max_tokens == WHOLE_CONTEXT:

@@ -65,8 +65,10 @@ def plan_tools(
     """Check tools and tool_choice, and plan them together with the constraint on the output."""
     if tools is not None and len(tools) > limits.tools:
         raise make_limit_error(f"tools has {len(tools)} entries", limits, "tools", "tools")
-    plan = parse_tool_choice(tools, choice)
     without_tools = ToolUse(guided=constraint.guided, guided_param=constraint.param)
+    if tools is None and choice is None:
+        return without_tools
+    plan = parse_tool_choice(tools, choice)
     if not tools:
         return without_tools
     check_schema_set([tool["function"].get("parameters") for tool in tools], limits, "tools")
