@@ -34,35 +34,32 @@ class _ExpiringMap(Generic[T]):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._entries: OrderedDict[bytes, tuple[float, T]] = OrderedDict()  # oldest first
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
+        self.entries: OrderedDict[bytes, tuple[float, T]] = OrderedDict()  # oldest first
 
     def put(self, digest: bytes, value: T) -> None:
         self.pop(digest)
-        self._entries[digest] = (self._clock() + REMEMBERED_S, value)
+        self.entries[digest] = (self._clock() + REMEMBERED_S, value)
         self._drop_old()
 
     def get(self, digest: bytes) -> T | None:
         self._drop_old()
-        entry = self._entries.get(digest)
+        entry = self.entries.get(digest)
         return None if entry is None else entry[1]
 
     def pop(self, digest: bytes) -> None:
-        self._entries.pop(digest, None)
+        self.entries.pop(digest, None)
 
     def items(self) -> list[tuple[bytes, T]]:
         self._drop_old()
-        return [(digest, value) for digest, (_, value) in self._entries.items()]
+        return [(digest, value) for digest, (_, value) in self.entries.items()]
 
     def _drop_old(self) -> None:
         now = self._clock()
-        while self._entries:
-            expires_at, _ = next(iter(self._entries.values()))
-            if expires_at > now and len(self._entries) <= MAX_REMEMBERED:
+        while self.entries:
+            expires_at, _ = next(iter(self.entries.values()))
+            if expires_at > now and len(self.entries) <= MAX_REMEMBERED:
                 return
-            self._entries.popitem(last=False)
+            self.entries.popitem(last=False)
 
 
 class SuspectTable:
@@ -73,7 +70,7 @@ class SuspectTable:
         self._refused: _ExpiringMap[tuple[str, ...]] = _ExpiringMap(clock)
 
     def __bool__(self) -> bool:
-        return bool(self._deaths) or bool(self._refused)
+        return bool(self._deaths.entries or self._refused.entries)
 
     def get_deaths(self, digest: bytes) -> tuple[str, ...]:
         """Return the addresses of the workers at whose death the request ran."""

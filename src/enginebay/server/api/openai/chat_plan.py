@@ -12,7 +12,12 @@ from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.fleet.routing.prompt_bounds import PromptBound, TextTooLong, get_tokenize_limit
 from enginebay.server.api.fields.hosted_tools import drop_hosted_tools
 from enginebay.server.api.openai import sampling_params
-from enginebay.server.api.openai.reasoning.reasoning_switches import ThinkingFields, translate_switches
+from enginebay.server.api.openai.reasoning.reasoning_switches import (
+    NO_SWITCHES,
+    ReasoningSwitches,
+    ThinkingFields,
+    translate_switches,
+)
 from enginebay.server.api.openai.reasoning.thought_plan import check_thoughts, plan_thought
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.server.api.openai.template_options import build_template_options
@@ -41,9 +46,9 @@ async def plan_chat(
 ) -> ChatPlan:
     """Return the engine's request and the parsers of its output. Raise `RequestError` that names the field."""
     body.tools = drop_hosted_tools(body.tools, request_context.ignored)
-    tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
     max_tokens, max_tokens_param = _resolve_max_tokens(body)
-    switches = translate_switches(request_context, session, ThinkingFields.read_chat(body))
+    tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
+    switches = _translate_switches(request_context, session, body)
     check_thoughts(request_context, session, body.messages)
     extras = _collect_extras(body, tools, session) | switches.extras
     request = GenerateRequest(
@@ -72,7 +77,7 @@ async def count_chat_tokens(request_context: RequestContext, session: ModelSessi
     """Return the tokens of the prompt, which may exceed the context. Notes a count that is not exact."""
     tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
     extras = _collect_extras(body, tools, session)
-    switches = translate_switches(request_context, session, ThinkingFields.read_chat(body))
+    switches = _translate_switches(request_context, session, body)
     request = GenerateRequest(messages=tools.with_preface(body.messages), sampling=sampling, extras=extras)
     if session.client.spec.renders:
         request_context.translated["input_tokens"] = "an estimate: a remote server tokenizes"
@@ -86,6 +91,12 @@ async def count_chat_tokens(request_context: RequestContext, session: ModelSessi
     except TextTooLong as error:
         request_context.translated["input_tokens"] = "a lower bound: the prompt is too long to count"
         return error.min_tokens
+
+
+def _translate_switches(request_context: RequestContext, session: ModelSession, body: ChatBody) -> ReasoningSwitches:
+    if not body.has_thinking_switch:  # most requests
+        return NO_SWITCHES
+    return translate_switches(request_context, session, ThinkingFields.read_chat(body))
 
 
 def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampling]:

@@ -51,6 +51,15 @@ class ChatBody(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     functions: Any = None
     function_call: Any = None
 
+    @property
+    def has_thinking_switch(self) -> bool:
+        return not (
+            self.reasoning_effort is None
+            and self.enable_thinking is None
+            and self.thinking is None
+            and self.max_reasoning_tokens is None
+        )
+
 
 class CompletionBody(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/completions"""

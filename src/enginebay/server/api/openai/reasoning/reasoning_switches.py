@@ -53,6 +53,9 @@ class ReasoningSwitches:
     max_tokens: int | None = None  # of the thought
 
 
+NO_SWITCHES = ReasoningSwitches()
+
+
 def translate_switches(
     request_context: RequestContext, session: ModelSession, fields: ThinkingFields
 ) -> ReasoningSwitches:
