@@ -62,14 +62,17 @@ def test_an_ordinary_answer_has_neither_header(battered: AbusedServer) -> None:
         assert "x-enginebay-ignored" not in headers and "x-enginebay-translated" not in headers
 
 
-def test_thinking_is_not_an_error(battered: AbusedServer) -> None:
-    headers, _ = ask(battered, CHAT, reasoning_effort="high", thinking={"type": "disabled"})
-    for name in ("reasoning_effort", "thinking"):
+@pytest.mark.parametrize(("path", "effort"), [(CHAT, "reasoning_effort"), (RESPONSES, "reasoning.effort")])
+def test_thinking_is_not_an_error(battered: AbusedServer, path: str, effort: str) -> None:
+    field: dict[str, Any] = {"reasoning": {"effort": "high"}} if path == RESPONSES else {effort: "high"}
+    headers, _ = ask(battered, path, **field, thinking={"type": "disabled", "budget_tokens": 9})
+    for name in (effort, "thinking"):
         assert f"{name}: the model's chat template has no such switch" in headers["x-enginebay-ignored"]
-    headers, _ = ask(battered, CHAT, thinking={"type": "disabled", "some_new_field": 1})
+    assert "thinking.budget_tokens: the model has no reasoning format" in headers["x-enginebay-ignored"]
+    headers, _ = ask(battered, path, thinking={"type": "disabled", "some_new_field": 1})
     assert "thinking.some_new_field: unknown" in headers["x-enginebay-ignored"]
-    wrong = {**BASES[CHAT], "thinking": {"type": "enabled", "budget_token": 9}}
-    assert "budget_tokens?" in battered.assert_refused(CHAT, wrong, "thinking")["message"]
+    wrong = {**BASES[path], "thinking": {"type": "enabled", "budget_token": 9}}
+    assert "budget_tokens?" in battered.assert_refused(path, wrong, "thinking")["message"]
 
 
 @pytest.mark.parametrize("path", [*BASES, EMBEDDINGS, "/tokenize", "/detokenize"])
