@@ -89,7 +89,6 @@ def test_run_as_json_has_everything() -> None:
     assert found["usage"]["completion_tokens"] == 6
 
 
-@pytest.mark.slow
 THINKS = ("-e", "fake", "--set", "models.toy.reasoning_format=think", "--set", "script=<think>Let me see.</think>Done.")
 
 
@@ -103,6 +102,7 @@ def test_a_thought_is_not_part_of_the_answer() -> None:
     assert done.stdout == "Done.\n" and "Let me see." in done.stderr
 
 
+@pytest.mark.slow
 def test_chat_remembers_and_forgets() -> None:
     scripts = 'script_by_prompt={"one\\nfirst\\ntwo": remembered, one: first, two: forgotten}'
     done = bay("chat", "toy", "-e", "fake", "--set", scripts, stdin="one\ntwo\n/reset\ntwo\n/help\n")
