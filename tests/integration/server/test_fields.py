@@ -62,6 +62,29 @@ def test_an_ordinary_answer_has_neither_header(battered: AbusedServer) -> None:
         assert "x-enginebay-ignored" not in headers and "x-enginebay-translated" not in headers
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_token_ids_are_returned_on_request(battered: AbusedServer, path: str, n: int) -> None:
+    """As vLLM's server does. The fake engine's tokens are bytes."""
+    _, body = ask(battered, path, n=n, return_token_ids=True)
+    prompt_ids = [body["prompt_token_ids"]] if path == CHAT else [one["prompt_token_ids"] for one in body["choices"]]
+    assert all(len(ids) == body["usage"]["prompt_tokens"] for ids in prompt_ids[:1]) and b"hi" in bytes(prompt_ids[0])
+    texts = [one["message"]["content"] if path == CHAT else one["text"] for one in body["choices"]]
+    assert [bytes(one["token_ids"]).decode("utf-8", "replace") for one in body["choices"]] == texts
+    _, stream = ask(battered, path, n=n, return_token_ids=True, stream=True)
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    parts = [one for event in events for one in event["choices"]]
+    for index in range(n):
+        own = [one for one in parts if one["index"] == index]
+        assert sum(len(one.get("token_ids", ())) for one in own) == 4
+        text = "".join(one["delta"].get("content", "") if path == CHAT else one["text"] for one in own)
+        assert bytes(token for one in own for token in one.get("token_ids", ())).decode("utf-8", "replace") == text
+    first = events[0] if path == CHAT else events[0]["choices"][0]
+    assert first["prompt_token_ids"] == prompt_ids[0]
+    headers, body = ask(battered, path)
+    assert "token_ids" not in json.dumps(body) and "x-enginebay-ignored" not in headers
+
+
 @pytest.mark.parametrize(("path", "effort"), [(CHAT, "reasoning_effort"), (RESPONSES, "reasoning.effort")])
 def test_thinking_is_not_an_error(battered: AbusedServer, path: str, effort: str) -> None:
     field: dict[str, Any] = {"reasoning": {"effort": "high"}} if path == RESPONSES else {effort: "high"}
