@@ -172,8 +172,14 @@ def test_a_lost_gpu_does_not_keep_other_models_from_a_reload(tmp_path: Path, mon
         fleet = FleetClient(server)
         gpus.write_text("2x80GiB; lost 0")
         os.kill(fleet.list_admin_models()["tied"]["pid"], signal.SIGKILL)
-        wait_until(lambda: "does not respond" in (fleet.list_admin_models()["tied"]["last_failure"] or ""), 20, "the loss")
-        write(tied=fake_model(gpus=[0], load="start"), free=fake_model(gpus=[1], load="start", context_length=256), new=fake_model())
+        wait_until(
+            lambda: "does not respond" in (fleet.list_admin_models()["tied"]["last_failure"] or ""), 20, "the loss"
+        )
+        write(
+            tied=fake_model(gpus=[0], load="start"),
+            free=fake_model(gpus=[1], load="start", context_length=256),
+            new=fake_model(),
+        )
         changes = fleet.post_admin("reload")
         assert changes["added"] == ["new"] and changes["changed"] == ["free"]
         assert fleet.ask_text("free") and fleet.ask_text("new")

@@ -120,7 +120,9 @@ class AdminCommands:
     def _describe_failure(self, replica: Replica) -> str | None:
         lost = self._fleet.memory_budget.list_lost_gpus(replica.variant)
         if lost:
-            return f"its GPU {lost[0]} does not respond; it loads again when the GPU is back, or elsewhere if gpus changes"
+            return (
+                f"its GPU {lost[0]} does not respond; it loads again when the GPU is back, or elsewhere if gpus changes"
+            )
         return replica.variant.error.message if replica.variant.error else replica.last_failure or None
 
     async def _load(self, model: str) -> dict[str, Any]:

@@ -51,9 +51,7 @@ class _Wire:
 class _Server:
     """An app with one endpoint, and the records it logs."""
 
-    def __init__(
-        self, handler: RouteHandler, monkeypatch: pytest.MonkeyPatch, route: Route | None = None
-    ) -> None:
+    def __init__(self, handler: RouteHandler, monkeypatch: pytest.MonkeyPatch, route: Route | None = None) -> None:
         route = route or Route("POST", "/", handler, "chat", rate_limited=True)
         monkeypatch.setattr(app_module, "_find_route", lambda *_: route)
         self.records: list[RequestRecord] = []

@@ -42,7 +42,7 @@ _COMPLETIONS = (
     *_ACCOUNT,
     ignore("store", "only /v1/responses stores responses", neutral=(False,)),
     *_GENERATION,
-    ignore("return_token_ids", "honoured, but for a model of a remote server: its token ids are not known", depends=True),
+    ignore("return_token_ids", "only for a model of a remote server, whose token ids are not known", depends=True),
     rename("n_predict", "max_tokens"),
     rename("grammar", "guided_grammar"),
     rename("regex", "guided_regex"),
