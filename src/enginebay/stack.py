@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from enginebay.contract.engine_messages import Done
 from enginebay.errors import InvalidRequest
 from enginebay.fleet.lifecycle.launch_plan import LaunchPlan, Say, make_launch_plan
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from enginebay.fleet.routing.output_markers import ThoughtSplitter, plan_splitting
 from enginebay.util.child_processes import interrupt_all
 from enginebay.util.paths import prepare_home
 from enginebay.util.progress import say_nothing
@@ -179,6 +180,11 @@ class AsyncStack:
             return GenerateRequest(text=prompt, sampling=chosen, lora=lora)
         return GenerateRequest(messages=({"role": "user", "content": prompt},), sampling=chosen, lora=lora)
 
+    async def plan_splitting(self, prompt: Prompt, *, raw: bool = False) -> Callable[[], ThoughtSplitter] | None:
+        """Return what creates a splitter for each answer, which splits its thought from it. None: there is no thought."""
+        messages = self.build_request(prompt, raw=raw).messages
+        return None if messages is None else await plan_splitting(self.worker, messages)
+
     def _supports_parameter(self, parameter: str) -> bool:
         """Return whether a default applies: those that the engine refuses are dropped."""
         declared = self.plan.spec.request.get(parameter)
@@ -256,6 +262,11 @@ class Stack:
 
     def events(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Iterator[Delta | Done]:
         return self._iterate(self._stack.events(prompt, raw=raw, **sampling))
+
+    def plan_splitting(self, prompt: Prompt, *, raw: bool = False) -> Callable[[], ThoughtSplitter] | None:
+        """Return what creates a splitter for each answer, which splits its thought from it. None: there is no thought."""
+        plan: Callable[[], ThoughtSplitter] | None = self._run_blocking(self._stack.plan_splitting(prompt, raw=raw))
+        return plan
 
     def embed(self, texts: str | Sequence[str]) -> list[tuple[float, ...]]:
         vectors: list[tuple[float, ...]] = self._run_blocking(self._stack.embed(texts))

@@ -89,6 +89,19 @@ def test_run_as_json_has_everything() -> None:
     assert found["usage"]["completion_tokens"] == 6
 
 
+THINKS = ("-e", "fake", "--set", "models.toy.reasoning_format=think", "--set", "script=<think>Let me see.</think>Done.")
+
+
+def test_a_thought_is_not_part_of_the_answer() -> None:
+    done = bay("run", "toy", "x", *THINKS)
+    assert done.stdout == "Done.\n" and "Let me see." in done.stderr and "<think>" not in done.stderr
+    assert "Let me see." not in bay("run", "toy", "x", *THINKS, "--hide-thinking").stderr
+    [choice] = json.loads(bay("run", "toy", "x", *THINKS, "--json").stdout)["choices"]
+    assert (choice["text"], choice["reasoning"]) == ("Done.", "Let me see.")
+    done = bay("chat", "toy", *THINKS, stdin="x\n")
+    assert done.stdout == "Done.\n" and "Let me see." in done.stderr
+
+
 @pytest.mark.slow
 def test_chat_remembers_and_forgets() -> None:
     scripts = 'script_by_prompt={"one\\nfirst\\ntwo": remembered, one: first, two: forgotten}'

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from enginebay.util.gpus.declared_gpus import read_declared_gpus
 from enginebay.util.gpus.gpu_discovery import Gpu, GpuHost, read_gpus
 from enginebay.util.paths import home_dir
 
-__all__ = ["Gpu", "GpuHost", "HostFacts", "find_gpus", "read_host", "read_memory", "release_free_memory"]
+__all__ = ["Gpu", "GpuHost", "HostFacts", "find_gpus", "keep_gpus", "read_host", "read_memory", "release_free_memory"]
 
 # CPU features that decide which kernels a library picks, by their names in /proc/cpuinfo on x86 and ARM.
 _FEATURES = {
@@ -56,6 +57,22 @@ class HostFacts:
         return "cuda" if self.cuda else "cpu"
 
 
+_kept_gpus: tuple[Gpu, ...] = ()
+
+
+def keep_gpus(gpus: Sequence[Gpu]) -> None:
+    """List these from now on, also while the driver has lost them: a running fleet plans with them, and waits for their return."""
+    global _kept_gpus
+    _kept_gpus = tuple(gpus)
+
+
+def add_kept_gpus(found: Sequence[Gpu], kept: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs that were found and those that are lost, in order. Pure."""
+    indexes, devices = {gpu.index for gpu in found}, {gpu.device for gpu in found}
+    lost = (gpu for gpu in kept if gpu.index not in indexes and gpu.device not in devices)
+    return tuple(sorted((*found, *lost), key=lambda gpu: gpu.index))
+
+
 def read_host() -> HostFacts:
     """Read the facts of this host."""
     found = find_gpus()
@@ -70,7 +87,7 @@ def read_host() -> HostFacts:
         usable_cores=count_usable_cores(),
         memory_bytes=total,
         available_bytes=available,
-        gpus=found.gpus,
+        gpus=add_kept_gpus(found.gpus, _kept_gpus) if _kept_gpus else found.gpus,
         driver=found.driver,
         home=str(home_dir()),
         disk_free_bytes=_read_disk_free(home_dir()),

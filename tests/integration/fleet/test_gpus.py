@@ -156,6 +156,39 @@ def test_a_lost_gpu_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert "its GPU 0 does not respond" in refused.json()["error"]["message"]
 
 
+def test_a_lost_gpu_does_not_keep_other_models_from_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.integration.server.bay_process import run_server
+
+    gpus, config = tmp_path / "gpus", tmp_path / "fleet.yaml"
+    gpus.write_text("2x80GiB")
+    monkeypatch.setenv("ENGINEBAY_FAKE_GPUS", str(gpus))
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path))
+
+    def write(**models: Any) -> None:
+        config.write_text(yaml.safe_dump({"models": models}))
+
+    write(tied=fake_model(gpus=[0], load="start"), free=fake_model(gpus=[1], load="start"))
+    with run_server(options=("--config", str(config))) as server:
+        fleet = FleetClient(server)
+        gpus.write_text("2x80GiB; lost 0")
+        os.kill(fleet.list_admin_models()["tied"]["pid"], signal.SIGKILL)
+        wait_until(
+            lambda: "does not respond" in (fleet.list_admin_models()["tied"]["last_failure"] or ""), 20, "the loss"
+        )
+        write(
+            tied=fake_model(gpus=[0], load="start"),
+            free=fake_model(gpus=[1], load="start", context_length=256),
+            new=fake_model(),
+        )
+        changes = fleet.post_admin("reload")
+        assert changes["added"] == ["new"] and changes["changed"] == ["free"]
+        assert fleet.ask_text("free") and fleet.ask_text("new")
+        rows = fleet.list_admin_models()
+        assert "its GPU 0 does not respond" in rows["tied"]["last_failure"] and not rows["free"]["last_failure"]
+        gpus.write_text("2x80GiB")
+        wait_until(lambda: fleet.ask("tied").status_code == 200, 30, "its return")
+
+
 # Bad input
 
 

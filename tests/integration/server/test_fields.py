@@ -62,14 +62,41 @@ def test_an_ordinary_answer_has_neither_header(battered: AbusedServer) -> None:
         assert "x-enginebay-ignored" not in headers and "x-enginebay-translated" not in headers
 
 
-def test_thinking_is_not_an_error(battered: AbusedServer) -> None:
-    headers, _ = ask(battered, CHAT, reasoning_effort="high", thinking={"type": "disabled"})
-    for name in ("reasoning_effort", "thinking"):
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_token_ids_are_returned_on_request(battered: AbusedServer, path: str, n: int) -> None:
+    """As vLLM's server does. The fake engine's tokens are bytes."""
+    _, body = ask(battered, path, n=n, return_token_ids=True)
+    prompt_ids = [body["prompt_token_ids"]] if path == CHAT else [one["prompt_token_ids"] for one in body["choices"]]
+    assert len(prompt_ids[0]) == body["usage"]["prompt_tokens"]
+    assert bytes(prompt_ids[0]).decode() == (HELLO[0]["content"] if path == CHAT else "hi")
+    texts = [one["message"]["content"] if path == CHAT else one["text"] for one in body["choices"]]
+    assert [bytes(one["token_ids"]).decode("utf-8", "replace") for one in body["choices"]] == texts
+    _, stream = ask(battered, path, n=n, return_token_ids=True, stream=True)
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    parts = [one for event in events for one in event["choices"]]
+    for index in range(n):
+        own = [one for one in parts if one["index"] == index]
+        assert sum(len(one.get("token_ids", ())) for one in own) == 4
+        text = "".join(one["delta"].get("content", "") if path == CHAT else one["text"] for one in own)
+        assert bytes(token for one in own for token in one.get("token_ids", ())).decode("utf-8", "replace") == text
+    first = events[0] if path == CHAT else events[0]["choices"][0]
+    assert first["prompt_token_ids"] == prompt_ids[0]
+    headers, body = ask(battered, path)
+    assert "token_ids" not in json.dumps(body) and "x-enginebay-ignored" not in headers
+
+
+@pytest.mark.parametrize(("path", "effort"), [(CHAT, "reasoning_effort"), (RESPONSES, "reasoning.effort")])
+def test_thinking_is_not_an_error(battered: AbusedServer, path: str, effort: str) -> None:
+    field: dict[str, Any] = {"reasoning": {"effort": "high"}} if path == RESPONSES else {effort: "high"}
+    headers, _ = ask(battered, path, **field, thinking={"type": "disabled", "budget_tokens": 9})
+    for name in (effort, "thinking"):
         assert f"{name}: the model's chat template has no such switch" in headers["x-enginebay-ignored"]
-    headers, _ = ask(battered, CHAT, thinking={"type": "disabled", "some_new_field": 1})
+    assert "thinking.budget_tokens: the model has no reasoning format" in headers["x-enginebay-ignored"]
+    headers, _ = ask(battered, path, thinking={"type": "disabled", "some_new_field": 1})
     assert "thinking.some_new_field: unknown" in headers["x-enginebay-ignored"]
-    wrong = {**BASES[CHAT], "thinking": {"type": "enabled", "budget_token": 9}}
-    assert "budget_tokens?" in battered.assert_refused(CHAT, wrong, "thinking")["message"]
+    wrong = {**BASES[path], "thinking": {"type": "enabled", "budget_token": 9}}
+    assert "budget_tokens?" in battered.assert_refused(path, wrong, "thinking")["message"]
 
 
 @pytest.mark.parametrize("path", [*BASES, EMBEDDINGS, "/tokenize", "/detokenize"])

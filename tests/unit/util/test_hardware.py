@@ -115,3 +115,11 @@ def test_a_python_that_makes_no_environments_is_broken_and_a_missing_gpu_is_not(
     assert states["pip"] is FindingState.BROKEN
     assert states["GPU"] is FindingState.ABSENT
     assert states["disk"] is FindingState.ABSENT
+
+
+def test_a_lost_gpu_is_still_listed_once_it_is_kept() -> None:
+    gpus = [hardware.Gpu(index, "g", 1, f"GPU-{index}") for index in range(3)]
+    assert hardware.add_kept_gpus(gpus[1:], gpus) == tuple(gpus)
+    assert hardware.add_kept_gpus(gpus, gpus) == tuple(gpus)
+    renumbered = [hardware.Gpu(0, "g", 1, "GPU-1"), hardware.Gpu(1, "g", 1, "GPU-2")]
+    assert hardware.add_kept_gpus(renumbered, gpus) == tuple(renumbered), "a number means one GPU"

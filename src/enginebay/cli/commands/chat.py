@@ -13,6 +13,7 @@ from enginebay.cli.interactive.chat_input import ChatInput, use_history
 from enginebay.cli.options import stack_options
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.sampling_options import with_sampling
+from enginebay.cli.output.answer_writer import AnswerWriter, HideThinkingOption
 from enginebay.cli.output.console import note
 from enginebay.cli.termination import Terminated
 from enginebay.contract import Delta, FinishReason
@@ -41,6 +42,7 @@ def chat(
             "--history/--no-history", help="Remember what you type, in ENGINEBAY_HOME", envvar="ENGINEBAY_CHAT_HISTORY"
         ),
     ] = True,
+    hide_thinking: HideThinkingOption = False,
     sampling: dict[str, Any],
 ) -> None:
     """Chat with a model. The conversation is kept until /clear; /help lists the commands."""
@@ -52,7 +54,7 @@ def chat(
         conversation = Conversation(session.open(model), system or "")
         stack_options.warn_unused_keys(set_, session.stack.facts.kind)
         with use_history(history):
-            converse(session, conversation)
+            converse(session, conversation, hide_thinking)
     finally:
         session.close()
 
@@ -118,8 +120,12 @@ class _ChatSession:
     def stream(self, conversation: Conversation) -> Iterator[Delta | Done]:
         return self.stack.events(conversation.messages, lora=self._lora, **conversation.sampling)
 
+    def create_writer(self, conversation: Conversation, hide_thinking: bool) -> AnswerWriter:
+        create_splitter = self.stack.plan_splitting(conversation.messages)
+        return AnswerWriter(create_splitter() if create_splitter else None, hide_thinking=hide_thinking)
 
-def converse(session: _ChatSession, conversation: Conversation) -> None:
+
+def converse(session: _ChatSession, conversation: Conversation, hide_thinking: bool = False) -> None:
     """Answer messages and run commands until the input ends."""
     commands = ChatCommands(conversation, session.switch, note)
     for message in ChatInput():
@@ -128,32 +134,32 @@ def converse(session: _ChatSession, conversation: Conversation) -> None:
                 return
             continue
         conversation.turns.append({"role": "user", "content": message})
-        answer = _stream_answer(session.stream(conversation))
+        answer = _stream_answer(session, conversation, hide_thinking)
         if answer:
             conversation.turns.append({"role": "assistant", "content": answer})
         else:
             conversation.turns.pop()
 
 
-def _stream_answer(events: Iterator[Delta | Done]) -> str:
-    pieces: list[str] = []
+def _stream_answer(session: _ChatSession, conversation: Conversation, hide_thinking: bool) -> str:
     reason: FinishReason | None = None
+    problem, writer = "", AnswerWriter(None)
     try:
-        for event in events:
-            if not isinstance(event, Delta):
-                continue
-            reason, text = event.finish_reason or reason, event.text
-            if text:
-                pieces.append(text)
-                sys.stdout.write(text)
-                sys.stdout.flush()
+        writer = session.create_writer(conversation, hide_thinking)
+        for event in session.stream(conversation):
+            if isinstance(event, Delta):
+                reason = event.finish_reason or reason
+                writer.write(event)
     except RequestError as error:
-        note(f"bay: {error.message}" + (f"\n     {error.hint}" if error.hint else ""))
+        problem = f"bay: {error.message}" + (f"\n     {error.hint}" if error.hint else "")
     except Terminated:
         raise
     except KeyboardInterrupt:
-        note(" (stopped)")
+        problem = " (stopped)"
+    writer.end()
+    if problem:
+        note(problem)
     print(flush=True)
     if reason is FinishReason.LENGTH:
         note(stack_options.TRUNCATED_NOTE)
-    return "".join(pieces)
+    return writer.answer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,11 +13,15 @@ from enginebay.cli.event_loop import run_in_loop
 from enginebay.cli.options import stack_options
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.sampling_options import with_sampling
+from enginebay.cli.output.answer_writer import AnswerWriter, HideThinkingOption
 from enginebay.cli.output.console import emit_json, note
 from enginebay.contract import Delta, FinishReason
 from enginebay.contract.engine_messages import Done
 from enginebay.errors import UsageError
 from enginebay.stack import AsyncStack
+
+if TYPE_CHECKING:
+    from enginebay.fleet.routing.output_markers import ThoughtSplitter
 
 app = create_app()
 
@@ -37,6 +42,7 @@ def run(
     set_: stack_options.SetOption = None,
     offline: stack_options.OfflineOption = None,
     strict: stack_options.StrictOption = False,
+    hide_thinking: HideThinkingOption = False,
     sampling: dict[str, Any],
 ) -> None:
     """Answer one prompt, streamed to the terminal."""
@@ -55,7 +61,8 @@ def run(
         progress.clear()
     stack_options.warn_unused_keys(set_, plan.spec.kind)
     stack_options.check_adapter_name(plan, lora)
-    run_in_loop(_run_prompt(stack, messages, raw, lora, stats, as_json, progress))
+    printer = _AnswerPrinter(stream=not as_json, hide_thinking=hide_thinking)
+    run_in_loop(_run_prompt(stack, messages, raw, lora, stats, printer, progress))
 
 
 async def _run_prompt(
@@ -64,7 +71,7 @@ async def _run_prompt(
     raw: bool,
     lora: str | None,
     stats: bool,
-    as_json: bool,
+    printer: _AnswerPrinter,
     progress: stack_options.StatusLine,
 ) -> None:
     started = time.monotonic()
@@ -75,13 +82,13 @@ async def _run_prompt(
     try:
         stack_options.show_warnings(stack.warnings)
         load_s = time.monotonic() - started
-        printer = _AnswerPrinter(stream=not as_json)
+        printer.create_splitter = await stack.plan_splitting(prompt, raw=raw)
         async for event in stack.events(prompt, raw=raw, lora=lora):
             printer.handle_event(event)
         printer.finish()
-        if printer.is_truncated and not as_json:
+        if printer.streams and printer.is_truncated:
             note(stack_options.TRUNCATED_NOTE)
-        if as_json:
+        if not printer.streams:
             emit_json({"model": stack.plan.model, "engine": stack.plan.spec.kind, **printer.to_json()})
         if stats and printer.done is not None:
             _print_stats(stack, printer.done, load_s)
@@ -92,9 +99,12 @@ async def _run_prompt(
 class _AnswerPrinter:
     """Streams the first answer; prints further ones whole after it."""
 
-    def __init__(self, stream: bool) -> None:
-        self._stream = stream
+    def __init__(self, stream: bool, hide_thinking: bool) -> None:
+        self.streams = stream
+        self._hide_thinking = hide_thinking
         self._events: dict[int, list[Delta]] = {}
+        self._writers: dict[int, AnswerWriter] = {}
+        self.create_splitter: Callable[[], ThoughtSplitter] | None = None
         self.done: Done | None = None
 
     def handle_event(self, event: Delta | Done) -> None:
@@ -102,12 +112,20 @@ class _AnswerPrinter:
             self.done = event
             return
         self._events.setdefault(event.choice, []).append(event)
-        if self._stream and event.choice == 0 and event.text:
-            sys.stdout.write(event.text)
-            sys.stdout.flush()
+        self._get_writer(event.choice).write(event)
+
+    def _get_writer(self, choice: int) -> AnswerWriter:
+        writer = self._writers.get(choice)
+        if writer is None:
+            splitter = self.create_splitter() if self.create_splitter is not None else None
+            silent = choice > 0 or not self.streams
+            writer = self._writers[choice] = AnswerWriter(splitter, hide_thinking=self._hide_thinking, silent=silent)
+        return writer
 
     def finish(self) -> None:
-        if not self._stream:
+        for writer in self._writers.values():
+            writer.end()
+        if not self.streams:
             return
         if not self.join_text(0).endswith("\n"):
             sys.stdout.write("\n")
@@ -120,7 +138,7 @@ class _AnswerPrinter:
         return any(events[-1].finish_reason is FinishReason.LENGTH for events in self._events.values())
 
     def join_text(self, choice: int) -> str:
-        return "".join(event.text for event in self._events.get(choice, ()))
+        return self._writers[choice].answer if choice in self._writers else ""
 
     def to_json(self) -> dict[str, Any]:
         choices = [self._choice_to_json(number) for number in sorted(self._events)]
@@ -135,6 +153,8 @@ class _AnswerPrinter:
     def _choice_to_json(self, number: int) -> dict[str, Any]:
         events = self._events[number]
         choice: dict[str, Any] = {"text": self.join_text(number), "finish_reason": events[-1].finish_reason}
+        if self._writers[number].thought:
+            choice["reasoning"] = self._writers[number].thought
         logprobs = [token for event in events for token in event.logprobs]
         if logprobs:
             choice["logprobs"] = [

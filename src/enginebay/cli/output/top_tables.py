@@ -13,6 +13,7 @@ from enginebay.server.telemetry.prometheus_text import Samples, estimate_quantil
 from enginebay.util.number_format import format_age, format_bytes, format_duration
 from enginebay.util.text_format import pluralize
 
+_KV = Column("kv", right=True)
 TOP_COLUMNS: tuple[Column | str, ...] = (
     "model",
     "engine",
@@ -28,6 +29,7 @@ TOP_COLUMNS: tuple[Column | str, ...] = (
 _REQUESTS = "enginebay_requests_total"
 _PLACEMENTS = "enginebay_gpu_reserved_bytes"
 _SCRAPE_LABEL = ("endpoint", "metrics")
+_MAX_SHOWN_REPLICAS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class TopRow:
     errors: float  # since the server started
     gpus: tuple[int, ...] = ()  # it is placed on
     placement: str | None = None  # why there
+    replicas: Mapping[str, float] | None = None  # running requests of those that are ready; None: it may have only one
+    replica_cached_ratio: float | None = None  # of the prompt tokens of requests that replicas finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,21 @@ def _build_row(before: Samples, after: Samples, seconds: float, model: str, engi
         memory_bytes=sum_samples(after, "enginebay_worker_memory_bytes", **own),
         errors=sum_samples(after, "enginebay_errors_total", **own) or 0.0,
         **_find_placement(after, own),
+        replicas=_find_replicas(after, own),
+        replica_cached_ratio=_compute_cached_ratio(rate),
     )
+
+
+def _find_replicas(samples: Samples, own: Mapping[str, str]) -> dict[str, float] | None:
+    if sum_samples(samples, "enginebay_replicas_ready", **own) is None:
+        return None
+    running = ((dict(labels), value) for labels, value in samples.get("enginebay_replica_running", {}).items())
+    return {labels["replica"]: value for labels, value in running if own.items() <= labels.items()}
+
+
+def _compute_cached_ratio(rate: Callable[[str], float]) -> float | None:
+    prompts = rate("enginebay_replica_prompt_tokens_total")
+    return rate("enginebay_replica_cached_tokens_total") / prompts if prompts else None
 
 
 def _find_placement(samples: Samples, own: Mapping[str, str]) -> dict[str, Any]:
@@ -146,13 +164,29 @@ def _subtract_histograms(before: Samples, after: Samples, name: str, own: Mappin
 
 
 def build_top_table(rows: Sequence[TopRow]) -> tuple[list[Column | str], list[list[str]]]:
-    """Build columns and cells, with the GPUs of each model if any has one."""
+    """Build columns and cells, with the GPUs and the replicas of each model if any has some."""
     columns, cells = list(TOP_COLUMNS), list(map(format_cells, rows))
+    if any(row.replicas is not None for row in rows):
+        cached_at = columns.index(_KV)
+        columns.insert(cached_at, Column("cached", right=True))
+        columns.insert(2, "replicas")
+        for line, row in zip(cells, rows, strict=True):
+            line.insert(cached_at, _format_or_dash(row.replica_cached_ratio, _format_share))
+            line.insert(2, _format_replicas(row.replicas))
     if any(row.gpus for row in rows):
         columns.insert(2, "gpu")
         for line, row in zip(cells, rows, strict=True):
             line.insert(2, ",".join(map(str, row.gpus)) or "-")
     return columns, cells
+
+
+def _format_replicas(running: Mapping[str, float] | None) -> str:
+    """Format how many are ready, and the running requests of each: "2: 3,4"; of many, the least and the most: "8: 1-5"."""
+    if not running:
+        return "-" if running is None else "0"
+    counts = [int(running[name]) for name in sorted(running, key=lambda name: (len(name), name))]
+    shown = ",".join(map(str, counts)) if len(counts) <= _MAX_SHOWN_REPLICAS else f"{min(counts)}-{max(counts)}"
+    return f"{len(counts)}: {shown}"
 
 
 def format_cells(row: TopRow) -> list[str]:
@@ -171,7 +205,7 @@ def format_cells(row: TopRow) -> list[str]:
             _format_or_dash(value, format_duration)
             for value in (row.ttft_p50_s, row.ttft_p95_s, row.inter_token_p50_s, row.inter_token_p95_s)
         ),
-        _format_or_dash(row.kv_used_ratio, lambda share: f"{share:.0%}"),
+        _format_or_dash(row.kv_used_ratio, _format_share),
         _format_or_dash(row.memory_bytes, format_bytes),
         _format_count(row.errors),
     ]
@@ -209,6 +243,10 @@ def _to_finite(data: dict[str, Any]) -> dict[str, Any]:
 
 def _format_or_dash(value: float | None, show: Callable[[float], str]) -> str:
     return "-" if value is None else show(value)
+
+
+def _format_share(share: float) -> str:
+    return f"{share:.0%}"
 
 
 def _format_count(value: float) -> str:

@@ -190,8 +190,9 @@ class RollingUpdate:
                 was_awake = replica.worker is not None and replica.state is ReplicaState.AWAKE
                 await self._fleet.sleep_or_unload(ReplicaState.COLD, replica, for_update=True)
                 before.append((replica, replica.variant, was_awake))
-                self._fleet.apply_variant(replica, desired[replica.variant.name])
-                if was_awake:
+                variant = desired[replica.variant.name]
+                self._fleet.apply_variant(replica, variant)
+                if was_awake and not self._fleet.memory_budget.list_lost_gpus(variant):
                     await self._load(replica)
         except BaseException:
             for replica, variant, was_awake in before:

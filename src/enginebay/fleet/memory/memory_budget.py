@@ -48,6 +48,12 @@ class MemoryBudget:
         kept = list_gpu_capacity(present, self._host.memory_bytes, self._config.gpu_memory_bytes)
         self.pool_bytes = {RAM: self.pool_bytes[RAM], **kept}
 
+    def list_lost_gpus(self, variant: Variant) -> list[int]:
+        """Return the GPUs that the variant must have and that are lost."""
+        only = variant.gpu_need.only if variant.gpu_need is not None else ()
+        present = {gpu.index for gpu in self._gpus}
+        return [gpu for gpu in only if gpu not in present]
+
     def name_used_gpus(self, replicas: Iterable[Replica]) -> str:
         """Return the GPUs that these replicas compute on, as CUDA_VISIBLE_DEVICES names them."""
         used = {gpu for replica in replicas for gpu in replica.gpus}

@@ -143,7 +143,9 @@ class App:
         except Forbidden as error:
             error.hint = f"{error.hint}; or {route.forbidden_hint}" if route.forbidden_hint else error.hint
             raise
-        if key is None or not route.rate_limited or (key.requests_per_minute is None and key.tokens_per_minute is None):
+        if key is None or (key.requests_per_minute is None and key.tokens_per_minute is None):
+            return
+        if not route.is_limited(request_context.exchange):
             return
         decision = await self.context.rate_limits.take(key)
         for name, value in decision.headers.items():

@@ -25,7 +25,7 @@ ROUTES = (
     Route("POST", "/v1/messages/count_tokens", messages.count_tokens, "messages.count_tokens", rate_limited=True),
     Route("POST", "/v1/responses/input_tokens", responses.count_input_tokens, "responses.input_tokens", rate_limited=True),
     Route("POST", "/v1/responses/compact", compaction.compact_response, "responses.compact", rate_limited=True),
-    Route("GET", "/v1/responses/{response_id}", response_endpoints.get_response, "responses.get"),
+    Route("GET", "/v1/responses/{response_id}", response_endpoints.get_response, "responses.get", limits_streams=True),
     Route("DELETE", "/v1/responses/{response_id}", response_endpoints.delete_response, "responses.delete"),
     Route("POST", "/v1/responses/{response_id}/cancel", response_endpoints.cancel_response, "responses.cancel"),
     Route("GET", "/v1/responses/{response_id}/input_items", response_endpoints.list_input_items, "responses.input_items"),

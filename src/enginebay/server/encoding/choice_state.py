@@ -49,6 +49,7 @@ class ChoiceState:
     reasoning_texts: list[str] = field(default_factory=list)
     calls: list[ToolCallState] = field(default_factory=list)
     finish_reason: str | None = None
+    token_ids: list[int] | None = None  # of its output; in a stream, those that no event has had; None: not asked for
 
     @property
     def text(self) -> str:

@@ -25,14 +25,14 @@ class ChoicesJsonWriter(ResponseWriter):
         self._choices = choices
         self._encode_body = encode_body
         self._texts = choices[0].texts
-        self._is_plain_text = choices[0].parser is None
+        self._is_plain_text = choices[0].parser is None and choices[0].token_ids is None
 
     def on_token(self, text: str, token_id: int) -> None:
         self.token_ids.append(token_id)
         if self._is_plain_text:
             self._texts.append(text)
         else:
-            self._parse(self._choices[0], text, (token_id,))
+            self._add_piece(self._choices[0], text, (token_id,))
 
     def on_delta(self, delta: Delta) -> None:
         choice = self._choices[delta.choice]
@@ -40,7 +40,7 @@ class ChoicesJsonWriter(ResponseWriter):
         if self._is_plain_text:
             choice.texts.append(delta.text)
         elif delta.text or delta.token_ids:
-            self._parse(choice, delta.text, delta.token_ids)
+            self._add_piece(choice, delta.text, delta.token_ids)
         choice.logprobs += delta.logprobs
         if delta.finish_reason is not None:
             choice.finish_reason = self.finish_reason = delta.finish_reason.value
@@ -51,7 +51,12 @@ class ChoicesJsonWriter(ResponseWriter):
                 self._finish_parsing(choice, choice.parser)
         self.exchange.respond(200, self._encode_body(self._choices, self.usage, self.energy))
 
-    def _parse(self, choice: ChoiceState, text: str, token_ids: Sequence[int]) -> None:
+    def _add_piece(self, choice: ChoiceState, text: str, token_ids: Sequence[int]) -> None:
+        if choice.token_ids is not None:
+            choice.token_ids.extend(token_ids)
+        if choice.parser is None:
+            choice.texts.append(text)
+            return
         self._append(choice, choice.parse(self.session.restore_markers(text, token_ids), token_ids))
 
     def _append(self, choice: ChoiceState, events: Sequence[OutputEvent]) -> None:

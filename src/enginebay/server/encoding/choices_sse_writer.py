@@ -60,7 +60,8 @@ class ChoicesSseWriter(SseWriter):
         self._text_prefix, self._text_suffix = encoder.build_text_envelope(0)
         self._text_separator = self._text_suffix + self._text_prefix
         self._texts: list[str] = []  # of choice 0, not encoded yet
-        self._is_plain_text = choices[0].parser is None and not encoder.with_logprobs
+        self._has_details = encoder.with_logprobs or choices[0].token_ids is not None
+        self._is_plain_text = choices[0].parser is None and not self._has_details
 
     def on_token(self, text: str, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -83,12 +84,14 @@ class ChoicesSseWriter(SseWriter):
 
     def _encode_piece(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         choice = self._choices[index]
+        if choice.token_ids is not None:
+            choice.token_ids.extend(token_ids)
         if choice.parser is None:
             self._events_ready.append(self._encoder.encode_text(index, text, logprobs))
             return
         events = choice.parse(self.session.restore_markers(text, token_ids), token_ids)
         self._encode_events(choice, events, logprobs)
-        if choice.is_plain_answer and len(self._choices) == 1 and not self._encoder.with_logprobs:
+        if choice.is_plain_answer and len(self._choices) == 1 and not self._has_details:
             self._is_plain_text = True  # the thought is over
 
     def _encode_events(self, choice: ChoiceState, events: Sequence[object], logprobs: Sequence[TokenLogprobs]) -> None:

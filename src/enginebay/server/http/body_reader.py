@@ -68,8 +68,7 @@ class BodyReader:
         else:
             exchange.form.feed(data)
             held_bytes = exchange.form.field_bytes
-        if held_bytes > _UNAUTHENTICATED_BODY_BYTES:
-            self._lease(exchange, held_bytes)
+        self.hold(exchange, held_bytes)
 
     def finish(self, exchange: Exchange) -> None:
         """Set the exchange's body, or complete its form."""
@@ -83,11 +82,12 @@ class BodyReader:
         encoding = exchange.headers["content-encoding"].strip().lower()
         if encoding not in ("identity", ""):
             exchange.body = decompress_body(exchange.body, encoding, self._max_bytes, self._limit)
-            if len(exchange.body) > _UNAUTHENTICATED_BODY_BYTES:
-                self._lease(exchange, len(exchange.body))
+            self.hold(exchange, len(exchange.body))
 
-    def _lease(self, exchange: Exchange, held_bytes: int) -> None:
+    def hold(self, exchange: Exchange, held_bytes: int) -> None:
         """Count a large body."""
+        if held_bytes <= _UNAUTHENTICATED_BODY_BYTES:
+            return
         if exchange.body_lease is None:
             exchange.body_lease = BudgetLease(self._application.identify_client(exchange))
         self._budgets.bodies.resize(exchange.body_lease, held_bytes)

@@ -43,6 +43,8 @@ class ExchangeTransport(Protocol):
 
     def finish_exchange(self, exchange: Exchange) -> None: ...
 
+    def hold_bytes(self, exchange: Exchange, size: int) -> None: ...
+
     def release_body(self, exchange: Exchange | None) -> None: ...
 
     def accept_websocket(self, exchange: Exchange) -> WebSocketConnection | None: ...
@@ -186,6 +188,13 @@ class Exchange:
 
     def ping(self) -> None:
         """Show that the server is alive, where the protocol has a way apart from the response."""
+
+    def hold_bytes(self, size: int) -> None:
+        """Count this much instead of the body's size, until `release_body`: what it refers to is in memory too.
+
+        Raise `Refusal` if that is too much.
+        """
+        self._connection.hold_bytes(self, size)
 
     def release_body(self) -> None:
         """Count the body no more: the application has ended its work, also for a client that left."""

@@ -347,6 +347,9 @@ class HttpConnection(asyncio.Protocol):
         self.resume_reading()
         asyncio.get_running_loop().call_soon(self._dispatch, self._exchange)
 
+    def hold_bytes(self, exchange: Exchange, size: int) -> None:
+        self._body_reader.hold(exchange, size)
+
     def release_body(self, exchange: Exchange | None) -> None:
         self._body_reader.release(exchange)
 

@@ -280,6 +280,11 @@ class WebSocketConnection(asyncio.Protocol):
             return False
         return size <= self._settings.max_body_bytes
 
+    def hold_bytes(self, exchange: Exchange, size: int) -> None:
+        if size > _LEASED_BYTES:
+            exchange.body_lease = exchange.body_lease or BudgetLease(self._lease.client)
+            self._budgets.bodies.resize(exchange.body_lease, size)
+
     def release_body(self, exchange: Exchange | None) -> None:
         if exchange is not None:
             self._release(exchange.body_lease)

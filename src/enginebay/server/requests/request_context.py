@@ -13,9 +13,10 @@ from enginebay.contract.engine_messages import Usage
 from enginebay.errors import EnginebayError
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.auth.client_identity import identify_client
-from enginebay.server.encoding.error_responses import OPENAI_ERRORS, ErrorForm
+from enginebay.server.encoding.error_responses import OPENAI_ERRORS, ErrorForm, make_refusal
 from enginebay.server.encoding.thought_listener import ThoughtLimits
 from enginebay.server.http.exchange import Exchange
+from enginebay.server.http.refusal import Refusal
 from enginebay.server.sessions.admission_queue import AdmissionQueue, QueueClient
 from enginebay.server.sessions.model_catalog import CatalogEntry
 from enginebay.server.sessions.model_session import CountedTokens, ModelSession
@@ -171,6 +172,14 @@ class RequestContext:
     def prompt_bytes(self) -> int:
         """The size of the body, and of what it refers to."""
         return len(self.exchange.body) + self.history_bytes
+
+    def add_history(self, size: int) -> None:
+        """Count stored items that the request brings into memory with its body. Raise if there is no room for them."""
+        self.history_bytes += size
+        try:
+            self.exchange.hold_bytes(self.prompt_bytes)
+        except Refusal as refusal:
+            raise make_refusal(refusal.status, refusal.message, refusal.limit) from None
 
     async def run_in_thread_if_large(self, work: Callable[..., T], *args: Any) -> T:
         """Run work whose cost grows with the body: inline when the body is small, else in a thread."""

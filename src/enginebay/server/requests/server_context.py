@@ -100,6 +100,11 @@ class ServerContext:
         return session
 
 
+def asks_for_stream(exchange: Exchange) -> bool:
+    """Return whether the query of a GET asks for a stream of events."""
+    return exchange.query.get("stream") == "true"
+
+
 RouteHandler = Callable[[ServerContext, RequestContext], Awaitable[None]]
 
 
@@ -114,9 +119,14 @@ class Route(NamedTuple):
         "inference"  # the scope a key needs; "any": every key; "optional": a key shows more; None: no key
     )
     rate_limited: bool = False  # counts against the key's rate limits
+    limits_streams: bool = False  # only `?stream=true` does
     forbidden_hint: str = ""  # what else a caller can do that lacks the scope
     body_limit: str = "body_bytes"  # the key of `server.limits` that bounds the body
     takes_form: bool = False  # multipart/form-data, as `exchange.form`
+
+    def is_limited(self, exchange: Exchange) -> bool:
+        """Return whether a request counts against its key's rate limits."""
+        return self.rate_limited or (self.limits_streams and asks_for_stream(exchange))
 
     @property
     def has_body_rule(self) -> bool:

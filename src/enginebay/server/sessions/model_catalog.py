@@ -68,6 +68,7 @@ class VariantConnector:
         self._pools: dict[str, ReplicaPool] = {}  # by what they serve: more than one only during an update
         self._connecting: dict[str, asyncio.Future[ModelSession]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._max_running = limits.running
         self._reserved_address = ""  # of a replica that gets no requests
         self._retired = False
 
@@ -133,7 +134,7 @@ class VariantConnector:
                 if session.draining:  # a drain that was cancelled
                     self._accept_requests(session)
                 if self._processes > 1:
-                    session.pool.note_load(address, count)
+                    session.pool.note_shared_load(address, count)
         return self._sessions.keys() != running.keys()
 
     def set_loras(self, loras: tuple[str, ...]) -> None:
@@ -164,15 +165,20 @@ class VariantConnector:
 
     def _apply_engine_limits(self, max_running: int) -> None:
         """Admit what the engines run at once: in their own queues, requests would wait behind those of other clients."""
+        self._max_running = max_running
         if not self._sessions:
             return
         slots, tokens = 0, 0
-        for facts in (session.client.facts for session in self._sessions.values()):
+        for session in self._sessions.values():
+            facts = session.client.facts
             share = max(1, max_running // self._processes)
             if facts.max_batch > 0:  # rounded up: a request too many waits in the engine, a slot too few is never used
                 share = min(share, math.ceil(facts.max_batch / self._processes))
+            if session.reserved:  # what runs there holds slots until it ends; then only the suspect does
+                share = min(share, max(1, session.in_flight))
             slots += share
-            tokens += max(1, (facts.reservable_tokens or 0) // self._processes)
+            if not session.reserved or session.in_flight:
+                tokens += max(1, (facts.reservable_tokens or 0) // self._processes)
         reserves = all(session.client.facts.reservable_tokens is not None for session in self._sessions.values())
         self.queue.resize(slots, tokens if reserves else None)
 
@@ -193,6 +199,7 @@ class VariantConnector:
         """Wait until none of our requests runs on this replica."""
         while (session := self._sessions.get(address)) is not None and session.in_flight and session.is_live:
             await asyncio.sleep(_RESERVE_POLL_S)
+        self._apply_engine_limits(self._max_running)
 
     def end_reservation(self) -> None:
         self._set_reserved("")
@@ -203,6 +210,7 @@ class VariantConnector:
             session.reserved = session.address == address
         for pool in self._pools.values():
             pool.refresh()
+        self._apply_engine_limits(self._max_running)
 
     # The end
 

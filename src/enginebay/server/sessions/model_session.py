@@ -12,9 +12,9 @@ from enginebay.config.sections.server_section import ServerLimits
 from enginebay.contract import Support
 from enginebay.contract.engine_messages import Usage
 from enginebay.fleet.routing.model_client import ModelClient
+from enginebay.fleet.routing.output_markers import find_marker_ids, restore_markers, select_reasoning_format
 from enginebay.server.sessions.admission_queue import AdmissionQueue
 from enginebay.server.telemetry.server_metrics import MetricValue, ServerMetrics
-from enginebay.text.reasoning import NO_REASONING, REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
 from enginebay.text.tool_calls import TOOL_CALL_FORMATS, ToolCallFormat, detect_format
 
 if TYPE_CHECKING:
@@ -81,8 +81,9 @@ class ModelSession:
         self.passed_control = False  # the engine answers, so that a death in a trial is the suspect's fault
         self.sampling_defaults = {name: value for name, value in handle.sampling.items() if self.supports(name)}
         self.tool_format = _select_tool_format(client)
-        self.reasoning_format = _select_reasoning_format(client)
-        self.markers = self._find_marker_ids()
+        self.reasoning_format = select_reasoning_format(client)
+        thought_markers = self.reasoning_format.markers if self.reasoning_format is not None else ()
+        self.markers = find_marker_ids(client.prompt_encoder, (*self.tool_format.markers, *thought_markers))
         self._call_ids = itertools.count(1)
         self._call_prefix = f"call_{secrets.token_hex(6)}"
         labels = (self.name, facts.kind)
@@ -138,23 +139,7 @@ class ModelSession:
     def restore_markers(self, text: str, token_ids: Sequence[int]) -> str:
         """Return the tokens' text including markers of tool calls and thoughts, which engines omit as special tokens."""
         markers = self.markers
-        if not markers or not any(token in markers for token in token_ids):
-            return text
-        if len(token_ids) == 1:
-            return markers[token_ids[0]] + text
-        # Only the tokens show where in the text the markers belong.
-        raw = self.client.prompt_encoder.get_token_bytes
-        return b"".join(raw(token) for token in token_ids).decode("utf-8", "replace")
-
-    def _find_marker_ids(self) -> dict[int, str]:
-        """Return the special tokens that begin or end a tool call or a thought, by id."""
-        tokenizer = self.client.prompt_encoder.tokenizer
-        if tokenizer is None:
-            return {}
-        reasoning_markers = self.reasoning_format.markers if self.reasoning_format is not None else ()
-        markers = (*self.tool_format.markers, *reasoning_markers)
-        ids = {marker: tokenizer.raw.token_to_id(marker) for marker in markers}
-        return {token_id: marker for marker, token_id in ids.items() if token_id in tokenizer.special_ids}
+        return restore_markers(self.client.prompt_encoder, markers, text, token_ids) if markers else text
 
 
 def _select_tool_format(client: ModelClient) -> ToolCallFormat:
@@ -163,13 +148,3 @@ def _select_tool_format(client: ModelClient) -> ToolCallFormat:
     if client.spec.renders:
         return TOOL_CALL_FORMATS["hermes"]  # the format in which such engines write tool calls as text
     return TOOL_CALL_FORMATS[detect_format(client.prompt_encoder.chat_template) if configured == "auto" else configured]
-
-
-def _select_reasoning_format(client: ModelClient) -> ReasoningFormat | None:
-    """Return the configured format, or the one detected from the model's chat template. None: no thoughts."""
-    name = client.handle.reasoning_format
-    if name == "auto" and client.spec.renders:
-        name = "think"  # the format in which such engines write thoughts as text
-    elif name == "auto":
-        name = detect_reasoning_format(client.prompt_encoder.chat_template)
-    return None if name == NO_REASONING else REASONING_FORMATS[name]

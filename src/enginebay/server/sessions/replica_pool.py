@@ -24,6 +24,7 @@ class ReplicaPool:
     def __init__(self) -> None:
         self.router = ReplicaRouter()
         self.sessions: dict[str, ModelSession] = {}  # by worker address
+        self._used: set[str] = set()  # replicas that ended a request of ours since the last shared count
 
     @property
     def load(self) -> float:
@@ -37,6 +38,7 @@ class ReplicaPool:
 
     def remove(self, address: str) -> None:
         del self.sessions[address]
+        self._used.discard(address)
         self.refresh()
 
     def find_live(self) -> ModelSession | None:
@@ -72,9 +74,18 @@ class ReplicaPool:
 
     def end(self, session: ModelSession, requests: int) -> None:
         session.in_flight -= requests
+        if session.address in self.sessions:
+            self._used.add(session.address)
         self.router.loads.add(session.address, -requests)
 
     def note_load(self, address: str, running: int) -> None:
         """Note how many requests a replica runs, of all server processes. A late count may be below our own."""
         if address in self.router.loads:
             self.router.loads.set(address, max(running, self.sessions[address].in_flight))
+
+    def note_shared_load(self, address: str, running: int) -> None:
+        """Note a count that came by way of the supervisor, unless we know better: a replica reports to those that use it."""
+        is_used = address in self._used or self.sessions[address].in_flight > 0
+        self._used.discard(address)
+        if not is_used:
+            self.note_load(address, running)

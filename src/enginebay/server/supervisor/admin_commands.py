@@ -113,9 +113,17 @@ class AdminCommands:
             "idle_limit_s": replica.idle_s,
             "adapters": list(plan.launch.load.loras) if plan is not None else [],
             "smaller_settings": replica.reduced_plan is not None or None,
-            "last_failure": replica.variant.error.message if replica.variant.error else replica.last_failure or None,
+            "last_failure": self._describe_failure(replica),
             "last_switch": replica.last_switch.to_json() if replica.last_switch is not None else None,
         }
+
+    def _describe_failure(self, replica: Replica) -> str | None:
+        lost = self._fleet.memory_budget.list_lost_gpus(replica.variant)
+        if lost:
+            return (
+                f"its GPU {lost[0]} does not respond; it loads again when the GPU is back, or elsewhere if gpus changes"
+            )
+        return replica.variant.error.message if replica.variant.error else replica.last_failure or None
 
     async def _load(self, model: str) -> dict[str, Any]:
         copies = self._fleet.list_copies(self._fleet.get_replica(model))

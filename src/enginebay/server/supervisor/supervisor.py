@@ -41,7 +41,7 @@ from enginebay.server.telemetry.server_metrics import (
     merge_snapshots,
     sum_family,
 )
-from enginebay.util.hardware import read_host
+from enginebay.util.hardware import keep_gpus, read_host
 from enginebay.worker.client_side.worker_client import import_grpc
 
 _CONFIGURE_TIMEOUT_S = 30.0
@@ -80,7 +80,9 @@ class Supervisor:
         self._metrics = ServerMetrics()
         self._log = open_log(config.server)
         self._observer = FleetObserver(self._log, self._metrics)
-        self.fleet = Fleet(desired.variants, config.fleet, read_host(), ObservedResources.load(), self._observer)
+        host = read_host()
+        keep_gpus(host.gpus)
+        self.fleet = Fleet(desired.variants, config.fleet, host, ObservedResources.load(), self._observer)
         self._admin = AdminCommands(self.fleet, desired, self._apply, read_desired, read_keys)
         self._stop = StopSignal()
         self._reload_signal = reload_signal

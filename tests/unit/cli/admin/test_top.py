@@ -75,6 +75,31 @@ def test_rates_and_latencies_are_of_the_interval_alone() -> None:
     assert (row.kv_used_ratio, row.memory_bytes) == (0.25, 2**31)
 
 
+def test_replicas_have_columns_where_a_model_may_have_several() -> None:
+    metrics = ServerMetrics()
+    metrics.requests.child("single", "llamacpp", "chat", "200").inc()
+    metrics.replicas_ready.child(*OWN).set(3)
+    for name, running in (("smollm2", 4), ("smollm2#2", 0), ("smollm2#10", 2)):
+        metrics.replica_running.child(*OWN, name).set(running)
+    metrics.replica_prompt_tokens.child(*OWN, "smollm2").inc(1000)
+    before = scraped(metrics)
+    metrics.replica_prompt_tokens.child(*OWN, "smollm2").inc(100)
+    metrics.replica_cached_tokens.child(*OWN, "smollm2#2").inc(25)
+    rows = build_rows(before, scraped(metrics), 2.0)
+    single, several = rows
+    assert single.replicas is None and several.replicas == {"smollm2": 4, "smollm2#2": 0, "smollm2#10": 2}
+    columns, (plain, cells) = build_top_table(rows)
+    names = [column if isinstance(column, str) else column.name for column in columns]
+    assert cells[names.index("replicas")] == "3: 4,0,2" and cells[names.index("cached")] == "25%"
+    assert plain[names.index("replicas")] == "-" == plain[names.index("cached")]
+    assert names.index("cached") + 1 == names.index("kv") and len(plain) == len(cells) == len(columns)
+    assert to_json(build_summary(before, before, 1, 0), rows)["models"][1]["replicas"]["smollm2#10"] == 2
+    for name in ("smollm2#11", "smollm2#12"):
+        metrics.replica_running.child(*OWN, name).set(1)
+    columns, (_, cells) = build_top_table(build_rows(before, scraped(metrics), 2.0))
+    assert cells[2] == "5: 0-4"
+
+
 def test_an_idle_interval_has_no_latencies() -> None:
     metrics = ServerMetrics()
     work(metrics)

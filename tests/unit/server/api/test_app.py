@@ -11,6 +11,7 @@ import pytest
 from enginebay.config.sections.server_section import ServerConfig
 from enginebay.server.api import app as app_module
 from enginebay.server.api.app import App
+from enginebay.server.api.routes import find_route
 from enginebay.server.auth.api_keys import ApiKey, Keyring, hash_key
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.requests.request_context import RequestContext
@@ -50,8 +51,8 @@ class _Wire:
 class _Server:
     """An app with one endpoint, and the records it logs."""
 
-    def __init__(self, handler: RouteHandler, monkeypatch: pytest.MonkeyPatch) -> None:
-        route = Route("POST", "/", handler, "chat", rate_limited=True)
+    def __init__(self, handler: RouteHandler, monkeypatch: pytest.MonkeyPatch, route: Route | None = None) -> None:
+        route = route or Route("POST", "/", handler, "chat", rate_limited=True)
         monkeypatch.setattr(app_module, "_find_route", lambda *_: route)
         self.records: list[RequestRecord] = []
         self.metrics = ServerMetrics()
@@ -63,14 +64,14 @@ class _Server:
         )  # fmt: skip
         self.app = App(context, Keyring([FEW]), Tracer(), keyless=False)
 
-    def send(self) -> Exchange:
-        exchange = Exchange(cast("Any", _Wire()), "POST", "/", {"authorization": "Bearer few-key"})
+    def send(self, target: str = "/") -> Exchange:
+        exchange = Exchange(cast("Any", _Wire()), "POST", target, {"authorization": "Bearer few-key"})
         self.app.handle(exchange)
         return exchange
 
-    async def ask(self) -> RequestRecord:
+    async def ask(self, target: str = "/") -> RequestRecord:
         before = len(self.records)
-        self.send()
+        self.send(target)
         async with asyncio.timeout(30):
             while len(self.records) == before:
                 await asyncio.sleep(0)
@@ -117,3 +118,19 @@ async def test_a_body_is_held_until_the_work_ends(monkeypatch: pytest.MonkeyPatc
         while not server.records:
             await asyncio.sleep(0)
     assert released == [exchange]
+
+
+async def test_a_stream_of_stored_events_is_rate_limited_and_its_refusal_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def respond(_: ServerContext, request_context: RequestContext) -> None:
+        request_context.exchange.respond(200, b"{}")
+
+    route = find_route("GET", "/v1/responses/resp_1")._replace(handler=respond)
+    server = _Server(respond, monkeypatch, route)
+    statuses = [(await server.ask(f"/v1/responses/resp_1?stream={value}")).status for value in ("false", *["true"] * 3)]
+    assert statuses == [200, 200, 200, 429]
+    assert (server.records[-1].error, server.records[-1].key) == ("rate_limited", "few")
+    limited: Any = server.metrics.snapshot()["enginebay_rate_limited_total"]["children"]  # type: ignore[index]
+    assert [value for _, value in limited] == [1] and server.errors() == {"rate_limited": 1}
+    assert (await server.ask("/v1/responses/resp_1")).status == 200, "to look at the response stays free"

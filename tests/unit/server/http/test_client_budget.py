@@ -6,9 +6,12 @@ import gzip
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from enginebay.server.http.client_budget import ClientBudget
 from enginebay.server.http.connection_sweep import bound_unread_bytes
 from enginebay.server.http.exchange import Exchange
+from enginebay.server.http.refusal import Refusal
 from tests.unit.server.http.memory_client import SETTINGS, MemoryClient, build_post
 
 KB = 1 << 10
@@ -96,6 +99,34 @@ def test_what_a_compressed_body_becomes_counts() -> None:
     packed = gzip.compress(b"x" * 190 * KB)
     clients = [make_client(budget).send(build_post(packed, "content-encoding: gzip\r\n")) for _ in range(3)]
     assert [client.statuses() for client in clients] == [[], [429], [429]] and budget.held == 190 * KB
+
+
+def test_what_a_body_refers_to_counts_with_it() -> None:
+    budget = ClientBudget(ROOM)
+    clients = [make_client(budget).send(unfinished(100 * KB, declared=100 * KB)) for _ in range(2)]
+    first, second = (client.app.requests[0] for client in clients)
+    first.hold_bytes(180 * KB)
+    assert budget.held == 280 * KB
+    with pytest.raises(Refusal, match="too many large requests"):
+        second.hold_bytes(400 * KB)
+    assert budget.held == 280 * KB, "a refused one counts as before"
+    first.release_body()
+    second.respond(200, b"ok")
+    assert budget.held == 0 and budget._by_client == {}
+
+
+def test_a_small_body_counts_once_it_refers_to_much() -> None:
+    budget = ClientBudget(ROOM)
+    client = make_client(budget).send(unfinished(1 * KB, declared=1 * KB))
+    [exchange] = client.app.requests
+    exchange.hold_bytes(2 * KB)
+    assert budget.held == 0
+    exchange.hold_bytes(90 * KB)
+    assert budget.held == 90 * KB
+    client.connection.connection_lost(None)
+    assert budget.held == 90 * KB, "the application works on it"
+    exchange.release_body()
+    assert budget.held == 0 and budget._by_client == {}
 
 
 def test_one_body_of_the_maximum_size_always_fits() -> None:

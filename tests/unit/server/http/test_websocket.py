@@ -173,6 +173,17 @@ async def test_large_messages_count_until_they_are_answered() -> None:
     assert client.budgets.bodies.held == 0 and client.budgets.bodies._by_client == {}
 
 
+async def test_what_a_message_refers_to_counts_until_it_is_answered() -> None:
+    client = SocketClient(max_body_bytes=300 * KB, max_client_buffered_bytes=500 * KB)
+    exchange = Exchange(client.socket, "MESSAGE", "/socket", {})
+    exchange.hold_bytes(10 * KB)
+    assert client.budgets.bodies.held == 0
+    exchange.hold_bytes(200 * KB)
+    assert client.budgets.bodies.held == 200 * KB
+    exchange.release_body()
+    assert client.budgets.bodies.held == 0 and client.budgets.bodies._by_client == {}
+
+
 async def test_what_is_kept_between_messages_counts() -> None:
     client = SocketClient(max_body_bytes=300 * KB, max_client_buffered_bytes=200 * KB)
     assert client.socket.keep_bytes(10) and client.budgets.bodies.held == 0

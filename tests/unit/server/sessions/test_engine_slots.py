@@ -29,7 +29,9 @@ async def test_every_replica_adds_its_slots() -> None:
 def _count_slots(connector: VariantConnector, limit: int, *batches: int) -> int:
     for number, batch in enumerate(batches):
         facts = SimpleNamespace(max_batch=batch, reservable_tokens=None)
-        connector._sessions[str(number)] = cast("Any", SimpleNamespace(client=SimpleNamespace(facts=facts)))
+        connector._sessions[str(number)] = cast(
+            "Any", SimpleNamespace(client=SimpleNamespace(facts=facts), reserved=False)
+        )
     connector._apply_engine_limits(limit)
     taken = 0
     while connector.queue.try_enter():

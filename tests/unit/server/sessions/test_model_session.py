@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from enginebay.fleet.routing.output_markers import find_marker_ids, select_reasoning_format
 from enginebay.server.api.openai.model_objects import redact_paths
-from enginebay.server.sessions.model_session import ModelSession, _select_reasoning_format
+from enginebay.server.sessions.model_session import ModelSession
 from enginebay.text.reasoning import REASONING_FORMATS
 from enginebay.text.tool_calls import TOOL_CALL_FORMATS
 
@@ -42,12 +43,9 @@ def test_paths_of_this_host_are_not_shown() -> None:
 def test_markers_are_those_of_calls_and_of_thoughts_that_are_special() -> None:
     ids = {"[TOOL_CALLS]": 9, "[THINK]": 34, "[/THINK]": 35}
     tokenizer = SimpleNamespace(raw=SimpleNamespace(token_to_id=ids.get), special_ids={9, 34})
-    session: Any = SimpleNamespace(
-        tool_format=TOOL_CALL_FORMATS["mistral"],
-        reasoning_format=REASONING_FORMATS["mistral"],
-        client=SimpleNamespace(prompt_encoder=SimpleNamespace(tokenizer=tokenizer)),
-    )
-    assert ModelSession._find_marker_ids(session) == {9: "[TOOL_CALLS]", 34: "[THINK]"}
+    encoder: Any = SimpleNamespace(tokenizer=tokenizer)
+    markers = (*TOOL_CALL_FORMATS["mistral"].markers, *REASONING_FORMATS["mistral"].markers)
+    assert find_marker_ids(encoder, markers) == {9: "[TOOL_CALLS]", 34: "[THINK]"}
 
 
 @pytest.mark.parametrize(
@@ -67,5 +65,5 @@ def test_the_format_of_thoughts(configured: str, renders: bool, template: str | 
         spec=SimpleNamespace(renders=renders),
         prompt_encoder=SimpleNamespace(chat_template=template),
     )
-    chosen = _select_reasoning_format(client)
+    chosen = select_reasoning_format(client)
     assert (chosen.name if chosen else None) == name

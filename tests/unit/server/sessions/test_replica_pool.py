@@ -138,6 +138,20 @@ async def test_a_reserved_replica_is_left_to_its_suspect() -> None:
     assert {route(connector)[0].replica for _ in range(8)} == {"toy", "toy#2"}
 
 
+async def test_the_slots_of_a_reserved_replica_are_not_admitted() -> None:
+    connector = await make_connector(make_handle(1, batch=4), make_handle(2, batch=8))
+    left = [leave for session, leave in (route(connector) for _ in range(6)) if session.address == "unix:/1"]
+    assert len(left) == 3 and connector.queue._max_running == 12
+    assert connector.reserve("unix:/1")
+    assert connector.queue._max_running == 8 + 3, "those that run there hold theirs"
+    for leave in left:
+        leave()
+    await connector.wait_idle("unix:/1")
+    assert connector.queue._max_running == 8 + 1, "the suspect"
+    connector.end_reservation()
+    assert connector.queue._max_running == 12
+
+
 async def test_the_only_replica_is_not_reserved() -> None:
     connector = await make_connector(make_handle(1))
     assert not connector.reserve("unix:/1") and not connector.is_reserved("unix:/1")
@@ -150,6 +164,20 @@ async def test_other_processes_count() -> None:
     connector._sessions["unix:/1"].client.client.on_load(0)  # type: ignore[misc]
     assert route(connector)[0].replica == "toy"
     assert connector.note_loads({"unix:/1": 1}) is True, "another set of replicas"
+
+
+async def test_a_late_count_does_not_replace_a_fresh_one() -> None:
+    connector = await make_connector(make_handle(1, batch=0), make_handle(2, batch=0), processes=2)
+    session, leave = route(connector)
+    loads, address = session.pool.router.loads, session.address
+    session.client.client.on_load(5)  # the replica itself
+    connector.note_loads({"unix:/1": 1, "unix:/2": 1})
+    assert loads[address] == 5
+    leave()
+    connector.note_loads({"unix:/1": 1, "unix:/2": 1})  # may have been counted before
+    assert loads[address] == 4
+    connector.note_loads({"unix:/1": 2, "unix:/2": 2})
+    assert loads[address] == 2
 
 
 async def test_a_model_without_replicas_is_not_routed() -> None:

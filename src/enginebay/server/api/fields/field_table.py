@@ -35,7 +35,6 @@ _GENERATION = (
     ignore("cache_prompt", "the engine decides what it caches", neutral=(True,)),
     ignore("keep_alive", "the configuration decides how long a model stays loaded"),
     ignore("priority", "the weight of the API key decides", neutral=(0,)),
-    ignore("return_token_ids", "responses have no token ids; /tokenize returns them", neutral=(False,)),
     translate("skip_special_tokens", "control tokens are always left out of the text", neutral=(True,)),
     rename("repeat_penalty", "repetition_penalty"),
 )  # fmt: skip
@@ -43,6 +42,7 @@ _COMPLETIONS = (
     *_ACCOUNT,
     ignore("store", "only /v1/responses stores responses", neutral=(False,)),
     *_GENERATION,
+    ignore("return_token_ids", "only for a model of a remote server, whose token ids are not known", depends=True),
     rename("n_predict", "max_tokens"),
     rename("grammar", "guided_grammar"),
     rename("regex", "guided_regex"),
@@ -86,6 +86,7 @@ _COMPLETION = (*_COMPLETIONS, refuse("suffix", "suffix is not supported", "remov
 _FORMAT_HINT = "use text.format, or /v1/chat/completions"
 _RESPONSES = (
     *_GENERATION,
+    ignore("return_token_ids", "responses have no token ids; /tokenize returns them", neutral=(False,)),
     rename("max_tokens", "max_output_tokens"),
     rename("max_completion_tokens", "max_output_tokens"),
     translate("max_output_tokens", _CUT, depends=True),

@@ -7,6 +7,7 @@ from enginebay.server.api.body_decoder import get_unknown_fields, read_body
 from enginebay.server.api.fields.unknown_fields import note_unknown_keys
 from enginebay.server.api.openai.chat_plan import ChatPlan, plan_chat
 from enginebay.server.api.openai.encoders.chat_encoder import ChatEncoder
+from enginebay.server.api.openai.encoders.choices_encoder import plan_token_ids
 from enginebay.server.api.openai.reasoning.reasoning_switches import THINKING_KEYS
 from enginebay.server.api.openai.sampling_params import note_unknown_format_keys
 from enginebay.server.api.openai.schemas import ChatBody
@@ -44,6 +45,7 @@ def _make_writer(
 ) -> ResponseWriter:
     sampling = plan.sampling
     choices = [ChoiceState(index, plan.make_parser()) for index in range(sampling.n)]
+    token_ids, prompt_ids = plan_token_ids(request_context, body.return_token_ids, choices, [plan.request])
     encoder = ChatEncoder(
         id=f"chatcmpl-{request_context.id}",
         created=int(request_context.started_at),
@@ -55,6 +57,8 @@ def _make_writer(
         include_timing=body.wants_timing,
         include_energy=body.wants_energy,
         token_bytes=session.client.prompt_encoder.get_token_bytes,
+        token_ids=token_ids,
+        prompt_ids=prompt_ids,
     )
     if request_context.stream:
         return ChoicesSseWriter(request_context.exchange, session, choices, encoder)

@@ -8,6 +8,7 @@ from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.server.api.body_decoder import get_unknown_fields, read_body
 from enginebay.server.api.openai import sampling_params
+from enginebay.server.api.openai.encoders.choices_encoder import plan_token_ids
 from enginebay.server.api.openai.encoders.completion_encoder import CompletionEncoder
 from enginebay.server.api.openai.schemas import CompletionBody
 from enginebay.server.api.openai.template_options import build_template_options
@@ -59,6 +60,7 @@ async def create_completion(context: ServerContext, request_context: RequestCont
     ]
     echoes = [_decode_prompt(prompt, session) if body.echo else "" for prompt in prompts for _ in range(sampling.n)]
     choices = [ChoiceState(index) for index in range(len(prompts) * sampling.n)]
+    token_ids, prompt_ids = plan_token_ids(request_context, body.return_token_ids, choices, prepared)
     encoder = CompletionEncoder(
         id=f"cmpl-{request_context.id}",
         created=int(request_context.started_at),
@@ -70,6 +72,8 @@ async def create_completion(context: ServerContext, request_context: RequestCont
         include_timing=body.wants_timing,
         include_energy=body.wants_energy,
         token_bytes=session.client.prompt_encoder.get_token_bytes,
+        token_ids=token_ids,
+        prompt_ids=prompt_ids,
     )
     writer = (
         ChoicesSseWriter(request_context.exchange, session, choices, encoder)

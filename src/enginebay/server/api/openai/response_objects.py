@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from enginebay.server.encoding.choice_state import NonNegative, UsageExtensionObject, UsageObject, about
 
 Task = Literal["generate", "embed"]
+TokenIds = Annotated[list[NonNegative], about("With return_token_ids.")]
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -60,6 +61,7 @@ class ChatChoiceObject(Struct):
     message: AssistantMessageObject
     logprobs: ChatLogprobsObject | None
     finish_reason: FinishReason
+    token_ids: TokenIds | UnsetType = UNSET
 
 
 class CompletionLogprobsObject(Struct):
@@ -74,6 +76,8 @@ class CompletionChoiceObject(Struct):
     text: str
     logprobs: CompletionLogprobsObject | None
     finish_reason: FinishReason | None
+    prompt_token_ids: TokenIds | UnsetType = UNSET
+    token_ids: TokenIds | UnsetType = UNSET
 
 
 class ChatCompletionObject(Struct, kw_only=True):
@@ -84,6 +88,7 @@ class ChatCompletionObject(Struct, kw_only=True):
     choices: list[ChatChoiceObject]
     usage: UsageObject
     system_fingerprint: str
+    prompt_token_ids: TokenIds | UnsetType = UNSET
 
 
 class CompletionObject(Struct, kw_only=True):
@@ -122,6 +127,7 @@ class ChunkChoiceObject(Struct):
     delta: DeltaObject
     logprobs: ChatLogprobsObject | None
     finish_reason: FinishReason | None
+    token_ids: TokenIds | UnsetType = UNSET
 
 
 class ChatCompletionChunkObject(Struct):
@@ -132,6 +138,7 @@ class ChatCompletionChunkObject(Struct):
     system_fingerprint: str
     choices: list[ChunkChoiceObject]
     usage: UsageObject | UnsetType | None = UNSET
+    prompt_token_ids: TokenIds | UnsetType = UNSET
 
 
 # Embeddings, models and tokens

@@ -19,7 +19,7 @@ from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncod
 from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
 from enginebay.server.api.openai.encoders.responses_writers import ResponsesJsonWriter, ResponsesSseWriter
 from enginebay.server.api.openai.reasoning.reasoning_items import list_ignored_reasoning, read_thinking_fields
-from enginebay.server.api.openai.reasoning.reasoning_switches import translate_switches
+from enginebay.server.api.openai.reasoning.reasoning_switches import THINKING_KEYS, translate_switches
 from enginebay.server.api.openai.reasoning.thought_plan import MakeParser, check_thoughts, plan_thought
 from enginebay.server.api.openai.response_objects import ConversationReferenceObject, ReasoningObject
 from enginebay.server.api.openai.responses_api.background import move_to_background
@@ -91,6 +91,8 @@ def _read_body(context: ServerContext, request_context: RequestContext) -> Respo
     unknown = get_unknown_fields(context, request_context)
     if body.text is not None and body.text.format is not None:
         note_unknown_keys(body.text.format, responses_input.FORMAT_KEYS, "text.format", unknown)
+    if isinstance(body.thinking, dict):
+        note_unknown_keys(body.thinking, THINKING_KEYS, "thinking", unknown)
     request_context.ignored |= list_ignored_reasoning(body, refuse_unknown=unknown is None)
     return body
 

@@ -109,7 +109,6 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_prompt: Any = None
     keep_alive: Any = None
     priority: Any = None
-    return_token_ids: Any = None
     skip_special_tokens: bool | None = None
 
 
@@ -124,6 +123,7 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     guided_grammar: NonEmptyText | None = None
     guided_choice: list[NonEmptyText] | None = None
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None  # an extension of vLLM's
     # Other names of fields, from other servers.
     n_predict: MaxTokens | None = None
     grammar: NonEmptyText | None = None

@@ -146,6 +146,7 @@ class ResponsesBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: MaxTokens | None = None
     # Ignored or refused: see `fields.field_table`.
     client_metadata: Any = None
+    return_token_ids: Any = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None

@@ -289,6 +289,7 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "ResponsesBody.metadata": "Returned with the response.",
     "ResponsesBody.user": "Returned with the response.",
     "ResponsesBody.safety_identifier": "Returned with the response.",
+    "return_token_ids": "Return prompt_token_ids, and token_ids of each choice.",
     "prompt_cache_key": "Requests with the same key go to the same replica of the model while load allows; a session header overrides it.",
     "EmbeddingBody.input": "A string, token ids, or a list of either.",
     "encoding_format": "float: a list of numbers. base64: 32-bit floats, little-endian.",

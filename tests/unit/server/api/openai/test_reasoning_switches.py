@@ -82,6 +82,16 @@ def test_chat_template_kwargs_decide() -> None:
     assert not switches.template_options and "chat_template_kwargs" in ignored["enable_thinking"]
 
 
+def test_a_field_that_another_one_overrides_is_named() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 9}
+    switches, _, ignored = translate(TOGGLE, enable_thinking=False, thinking=thinking, max_tokens=5)
+    assert switches.template_options == {"enable_thinking": False} and switches.max_tokens == 5
+    assert ignored == {
+        "thinking": "enable_thinking decides",
+        "thinking.budget_tokens": "max_reasoning_tokens decides",
+    }
+
+
 def test_the_dialect_names_the_field() -> None:
     _, _, ignored = translate(PLAIN, effort="low", effort_param="reasoning.effort")
     assert list(ignored) == ["reasoning.effort"]

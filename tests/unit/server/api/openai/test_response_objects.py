@@ -141,3 +141,24 @@ def test_responses_and_their_events() -> None:
             if name in event:
                 check(json.dumps(event[name]).encode(), struct)
     assert len(seen) == 15
+
+
+def test_token_ids() -> None:
+    options: dict[str, Any] = {"include_usage": False, "with_logprobs": False}
+    ids = [[1, 2], [3]]
+    chat = ChatEncoder(**COMMON, **options, choices=2, token_ids=ids, prompt_ids=[(7, 8), (7, 8)])
+    choices = [ChoiceState(index, texts=["hi"], finish_reason="stop", token_ids=list(ids[index])) for index in (0, 1)]
+    body = check(chat.encode_body(choices, USAGE), objects.ChatCompletionObject)
+    assert body.prompt_token_ids == [7, 8] and [choice.token_ids for choice in body.choices] == ids
+    ids[:] = [[], []]
+    stream = [chat.encode_opening()]
+    ids[1].extend((5, 6))
+    stream += [chat.encode_tool_event(choices[1], ReasoningText("hm"), lambda: ""), chat.encode_finish(1, "stop")]
+    chunks = check_stream(b"".join(stream), objects.ChatCompletionChunkObject)
+    assert [chunk.prompt_token_ids for chunk in chunks[:2]] == [[7, 8]] * 2
+    assert [chunk.choices[0].token_ids for chunk in chunks[2:]] == [[5, 6], msgspec.UNSET]
+    completion = CompletionEncoder(**COMMON, **options, echoes=["", "echo"], token_ids=ids, prompt_ids=[(7,), (8,)])
+    opening = check_stream(completion.encode_opening(), objects.CompletionObject)
+    assert [chunk.choices[0].prompt_token_ids for chunk in opening] == [[7], [8]]
+    body = check(completion.encode_body(choices, USAGE), objects.CompletionObject)
+    assert [(choice.prompt_token_ids, choice.token_ids) for choice in body.choices] == [([7], [1, 2]), ([8], [3])]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import msgspec
+from msgspec import UNSET
 
 from enginebay.contract import TokenLogprobs
 from enginebay.server.api.openai import response_objects as objects
@@ -44,7 +45,11 @@ class ChatEncoder(ChoicesEncoder):
             message.reasoning_content = message.reasoning = "".join(choice.reasoning_texts)
         logprobs = encode_chat_logprobs(choice.logprobs, self.token_bytes) if self.with_logprobs else None
         finish_reason = cast("objects.FinishReason", choice.finish_reason)
-        return objects.ChatChoiceObject(choice.index, message, logprobs, finish_reason)
+        ids = UNSET if choice.token_ids is None else choice.token_ids
+        return objects.ChatChoiceObject(choice.index, message, logprobs, finish_reason, ids)
+
+    def _build_prompt_fields(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self.prompt_ids[0]} if self.prompt_ids else {}
 
     # Events
 
@@ -57,7 +62,11 @@ class ChatEncoder(ChoicesEncoder):
 
     def encode_opening(self) -> bytes:
         role = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._encode_event(index, role) for index in range(self.choices))
+        events = [self._encode_event(index, role) for index in range(self.choices)]
+        if self.prompt_ids:
+            ending = b',"prompt_token_ids":%b}\n\n' % _encode(self.prompt_ids[0])
+            events = [event.removesuffix(b"}\n\n") + ending for event in events]
+        return b"".join(events)
 
     def encode_text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
         encoded = encode_chat_logprobs(logprobs, self.token_bytes) if self.with_logprobs and logprobs else None
@@ -73,6 +82,8 @@ class ChatEncoder(ChoicesEncoder):
         if isinstance(event, ToolCallArguments):
             fragment = {"index": event.index, "function": {"arguments": event.fragment}}
             return self._encode_event(choice.index, {"tool_calls": [fragment]})
+        if isinstance(event, ReasoningText) and self.token_ids:
+            return self._encode_event(choice.index, {"reasoning_content": event.text, "reasoning": event.text})
         if isinstance(event, ReasoningText):
             before, after = self._get_reasoning_envelope(choice.index)
             text = _encode(event.text)

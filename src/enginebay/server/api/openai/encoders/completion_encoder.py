@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
+from msgspec import UNSET
+
 from enginebay.contract import TokenLogprobs
 from enginebay.server.api.openai import response_objects as objects
 from enginebay.server.api.openai.encoders.choices_encoder import ChoicesEncoder
@@ -31,7 +33,11 @@ class CompletionEncoder(ChoicesEncoder):
         if self.with_logprobs:
             logprobs = encode_completion_logprobs(choice.logprobs, self.token_bytes, len(echo))
         finish_reason = cast("objects.FinishReason | None", choice.finish_reason)
-        return objects.CompletionChoiceObject(choice.index, echo + choice.text, logprobs, finish_reason)
+        ids = UNSET if choice.token_ids is None else choice.token_ids
+        prompt_ids = list(self.prompt_ids[choice.index]) if self.prompt_ids else UNSET
+        return objects.CompletionChoiceObject(
+            choice.index, echo + choice.text, logprobs, finish_reason, prompt_ids, ids
+        )
 
     # Events
 
@@ -43,7 +49,14 @@ class CompletionEncoder(ChoicesEncoder):
         return before, b',"logprobs":null,"finish_reason":null}' + self._chunk_suffix()
 
     def encode_opening(self) -> bytes:
-        return b"".join(self._encode_event(index, echo) for index, echo in enumerate(self.echoes) if echo)
+        if not self.prompt_ids:
+            return b"".join(self._encode_event(index, echo) for index, echo in enumerate(self.echoes) if echo)
+        return b"".join(
+            self._encode_chunk(
+                {"index": index, "text": echo, "logprobs": None, "finish_reason": None, "prompt_token_ids": ids}
+            )
+            for index, (echo, ids) in enumerate(zip(self.echoes, self.prompt_ids, strict=True))
+        )
 
     def encode_text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
         encoded = None

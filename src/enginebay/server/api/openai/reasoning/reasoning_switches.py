@@ -60,7 +60,7 @@ def translate_switches(
     request_context: RequestContext, session: ModelSession, fields: ThinkingFields
 ) -> ReasoningSwitches:
     """Return what the switches of a request set, and note what was translated or ignored."""
-    toggles, budget = _read_toggles(fields)
+    toggles, budget = _read_toggles(fields, request_context.ignored)
     if not toggles and budget is None and fields.effort is None:
         return ReasoningSwitches()
     switches = ReasoningSwitches(max_tokens=budget)
@@ -80,8 +80,8 @@ def translate_switches(
     return switches
 
 
-def _read_toggles(fields: ThinkingFields) -> tuple[dict[str, bool], int | None]:
-    """Return the fields that turn thinking on or off, and the budget of the thought."""
+def _read_toggles(fields: ThinkingFields, ignored: dict[str, str]) -> tuple[dict[str, bool], int | None]:
+    """Return the fields that turn thinking on or off, and the budget of the thought. Note those that another one overrides."""
     toggles: dict[str, bool] = {}
     budget = fields.max_tokens
     if fields.enable_thinking is not None:
@@ -95,9 +95,14 @@ def _read_toggles(fields: ThinkingFields) -> tuple[dict[str, bool], int | None]:
             )
         if not isinstance(tokens, (int, type(None))) or isinstance(tokens, bool) or (tokens or 0) < 0:
             raise InvalidRequest("thinking.budget_tokens is not a number of tokens", param="thinking")
-        budget = tokens if budget is None else budget
+        if budget is None:
+            budget = tokens
+        elif tokens is not None:
+            ignored["thinking.budget_tokens"] = "max_reasoning_tokens decides"
         thinking = kind != "disabled"
-    if thinking is not None and not toggles:
+    if thinking is not None and toggles:
+        ignored["thinking"] = "enable_thinking decides"
+    elif thinking is not None:
         toggles["thinking"] = thinking
     return toggles, budget
 

@@ -22,7 +22,7 @@ from enginebay.server.api.openai.responses_api.state_schemas import ResponseDele
 from enginebay.server.auth.client_identity import identify_owner
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.requests.server_context import ServerContext, asks_for_stream
 from enginebay.server.state.state_client import StateClient
 from enginebay.server.state.state_store import StateStore
 from enginebay.server.state.stored_records import StoredResponse, UnknownItem
@@ -39,9 +39,9 @@ _LOST = {"code": "server_error", "message": "the server process that generated t
 async def get_response(context: ServerContext, request_context: RequestContext) -> None:
     state, owner = require_state(context), identify_owner(request_context.key)
     response_id = read_path_id(request_context.exchange)
-    query = request_context.exchange.query
-    if query.get("stream") == "true":
-        await _stream_events(context, request_context, state, owner, response_id, _read_start(query))
+    if asks_for_stream(request_context.exchange):
+        start = _read_start(request_context.exchange.query)
+        await _stream_events(context, request_context, state, owner, response_id, start)
         return
     request_context.exchange.respond(200, (await _find_response(state, owner, response_id)).body)
 

@@ -165,7 +165,7 @@ def _make_size_error(what: str, error: TooMuchStored, limits: ServerLimits) -> I
 
 async def _decode(request_context: RequestContext, bodies: Sequence[bytes]) -> Items:
     size = sum(map(len, bodies))
-    request_context.history_bytes += size
+    request_context.add_history(size)
     return await asyncio.to_thread(decode_item_bodies, bodies) if size > _LARGE_BYTES else decode_item_bodies(bodies)
 
 
@@ -200,7 +200,7 @@ async def _resolve_references(
                 "send the item itself, as SDKs do with store set to false", param="input",
             )  # fmt: skip
     decoded = dict(zip(found, await _decode(request_context, list(found.values())), strict=True))
-    request_context.history_bytes += sum(len(found[one]) for one in wanted) - sum(map(len, found.values()))
+    request_context.add_history(sum(len(found[one]) for one in wanted) - sum(map(len, found.values())))
     return [decoded[item["id"]] if _is_reference(item) else item for item in inputs]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from enginebay.config.sections.server_section import ServerLimits, StateLimits
 from enginebay.contract import Sampling
-from enginebay.errors import InvalidRequest, PreviousResponseNotFound, RequestError, Unsupported
+from enginebay.errors import InvalidRequest, PreviousResponseNotFound, RateLimited, RequestError, Unsupported
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder
 from enginebay.server.api.openai.response_objects import ResponseObject
 from enginebay.server.api.openai.responses import build_echoed_fields
@@ -18,6 +18,7 @@ from enginebay.server.api.openai.responses_api.turn import begin_turn, store_tur
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.auth.api_keys import ApiKey, hash_key
 from enginebay.server.http.exchange import Exchange
+from enginebay.server.http.refusal import Refusal
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.state.state_client import StateClient
 from enginebay.server.state.state_store import StateStore
@@ -38,7 +39,7 @@ def make_context(state: Any, limits: ServerLimits | None = None) -> Any:
 
 
 def make_request(key: str | None = None) -> RequestContext:
-    wire: Any = SimpleNamespace(peer="local", common_headers=lambda: b"")
+    wire: Any = SimpleNamespace(peer="local", common_headers=lambda: b"", hold_bytes=lambda exchange, size: None)
     request_context = RequestContext(Exchange(wire, "POST", "/v1/responses", {}), "responses", "req_1")
     request_context.key = None if key is None else ApiKey(key, hash_key(key))
     return request_context
@@ -186,3 +187,27 @@ async def test_an_id_that_a_client_chose_refers_to_nothing(state: StateClient) -
     assert stored["content"][0]["text"] == "secret" and stored["id"] != chosen
     again = await begin_turn(context, make_request(), [{"id": stored["id"]}])
     assert again.inputs == [stored]
+
+
+async def test_stored_items_count_as_the_body_does(state: StateClient) -> None:
+    body = b'{"role":"user","content":"%b"}' % (b"x" * 1000)
+    await state.call(StateStore.add_conversation, "", "conv_1", b"{}", [StoredItem(make_id("msg"), body)])
+    held: list[int] = []
+
+    def hold(exchange: Exchange, size: int) -> None:
+        if size > 2000:
+            raise Refusal(429, "this client has too many large requests", "client_body_buffer_bytes")
+        held.append(size)
+
+    request_context = make_request()
+    cast("Any", request_context.exchange)._connection.hold_bytes = hold
+    request_context.exchange.body = b"y" * 500
+    await begin_turn(make_context(state), request_context, "hi", conversation="conv_1")
+    assert held == [500 + len(body)]
+    request_context.reset_for_retry(0)
+    await begin_turn(make_context(state), request_context, "hi", conversation="conv_1")
+    assert held[1:] == held[:1], "another attempt counts it once"
+    request_context.history_bytes = 1000
+    with pytest.raises(RateLimited, match="too many large requests") as error:
+        await begin_turn(make_context(state), request_context, "hi", conversation="conv_1")
+    assert "server.limits.client_body_buffer_bytes" in error.value.hint
