@@ -58,7 +58,7 @@ def _implied_markers(item: pytest.Item) -> set[str]:
     markers = set()
     if folder == "contract" or heavy:
         markers.add("engine")
-    if folder == "integration" and (not REAL_ENGINES.isdisjoint(_engines(item)) or "two processes" in item.name):
+    if folder == "integration" and (not REAL_ENGINES.isdisjoint(_engines(item)) or _has_two_processes(item)):
         markers.add("slow")
     if "test_parameter_" in item.name and not REAL_ENGINES.isdisjoint(_engines(item)):
         markers.add("slow")  # each generates many samples
@@ -75,6 +75,12 @@ def _implied_markers(item: pytest.Item) -> set[str]:
         if heavy:
             markers.add("exhaustive")
     return markers
+
+
+def _has_two_processes(item: pytest.Item) -> bool:
+    """Whether it repeats with a second server process what is tested with one."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return "two processes" in item.name or 2 in (params.get("workers"), params.get("processes"))
 
 
 def _folder(item: pytest.Item) -> str:

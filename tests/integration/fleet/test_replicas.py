@@ -36,7 +36,7 @@ def assert_unharmed(load: BackgroundWorkload) -> None:
     assert load.streamed.whole + load.unstreamed.whole == load.asked == load.ended > 0
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_requests_are_spread_over_replicas(tmp_path: Path, workers: int) -> None:
     models = {"toy": fake_model(load="start", replicas=2, step_s=0.02)}
     with run_fleet(models, tmp_path, server={"workers": workers}) as fleet:
