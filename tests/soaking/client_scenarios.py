@@ -168,13 +168,18 @@ async def ask_information(visit: ClientVisit) -> None:
     assert b"enginebay_requests_total" in await visit.ask("/metrics")
 
 
+async def send_unknown_fields(visit: ClientVisit) -> None:
+    """They are ignored by name; no name is remembered."""
+    await visit.ask(_CHAT, build_chat_body("hi", **{f"field{visit.random.random()}": 1}))
+
+
 async def send_invalid_requests(visit: ClientVisit) -> None:
     """Each request gets its error, and the connection stays usable."""
     await visit.ask(_CHAT, build_chat_body("hi", temperature=5), expect=400)
     await visit.ask(_CHAT, {**build_chat_body("hi"), "model": f"no{visit.random.random()}"}, expect=404)
     await visit.ask(_CHAT, b'{"model": "text", "messages": [', expect=400)
     await visit.ask(f"/v1/nothing/{visit.random.random()}", expect=404)
-    await visit.ask(_CHAT, build_chat_body("hi", **{f"field{visit.random.random()}": 1}), expect=400)
+    await visit.ask(_CHAT, build_chat_body("hi", temprature=1), expect=400)
 
 
 async def read_slowly(visit: ClientVisit) -> None:
@@ -250,6 +255,7 @@ SCENARIOS: Mapping[ClientScenario, int] = {
     embeddings: 60,
     ask_information: 20,
     send_invalid_requests: 20,
+    send_unknown_fields: 5,
     read_slowly: 15,
     leave_stream: 100,
     leave_at_once: 60,
