@@ -121,7 +121,7 @@ integration: engines node agents clients
 hostile: engines
 	$(PYTEST) tests/hostile
 
-# Before a push: every kind of test, about 18 minutes on two cores once the engines are installed.
+# Before a push: every kind of test, about 16 minutes on two cores once the engines are installed.
 test: $(VENV)/.dev
 	$(MAKE) --no-print-directory -j 4 check engines node agents clients chromium
 	$(MAKE) --no-print-directory unit

@@ -180,10 +180,14 @@ class AsyncStack:
             return GenerateRequest(text=prompt, sampling=chosen, lora=lora)
         return GenerateRequest(messages=({"role": "user", "content": prompt},), sampling=chosen, lora=lora)
 
-    async def plan_splitting(self, prompt: Prompt, *, raw: bool = False) -> Callable[[], ThoughtSplitter] | None:
+    async def plan_splitting(
+        self, prompt: Prompt, *, raw: bool = False, **sampling: Any
+    ) -> Callable[[], ThoughtSplitter] | None:
         """Return what creates a splitter for each answer, which splits its thought from it. None: there is no thought."""
-        messages = self.build_request(prompt, raw=raw).messages
-        return None if messages is None else await plan_splitting(self.worker, messages)
+        request = self.build_request(prompt, raw=raw, **sampling)
+        if request.messages is None or request.sampling.guided is not None:  # a constraint binds all of the output
+            return None
+        return await plan_splitting(self.worker, request.messages)
 
     def _supports_parameter(self, parameter: str) -> bool:
         """Return whether a default applies: those that the engine refuses are dropped."""
@@ -263,9 +267,13 @@ class Stack:
     def events(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Iterator[Delta | Done]:
         return self._iterate(self._stack.events(prompt, raw=raw, **sampling))
 
-    def plan_splitting(self, prompt: Prompt, *, raw: bool = False) -> Callable[[], ThoughtSplitter] | None:
+    def plan_splitting(
+        self, prompt: Prompt, *, raw: bool = False, **sampling: Any
+    ) -> Callable[[], ThoughtSplitter] | None:
         """Return what creates a splitter for each answer, which splits its thought from it. None: there is no thought."""
-        plan: Callable[[], ThoughtSplitter] | None = self._run_blocking(self._stack.plan_splitting(prompt, raw=raw))
+        plan: Callable[[], ThoughtSplitter] | None = self._run_blocking(
+            self._stack.plan_splitting(prompt, raw=raw, **sampling)
+        )
         return plan
 
     def embed(self, texts: str | Sequence[str]) -> list[tuple[float, ...]]:

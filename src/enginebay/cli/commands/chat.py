@@ -121,7 +121,7 @@ class _ChatSession:
         return self.stack.events(conversation.messages, lora=self._lora, **conversation.sampling)
 
     def create_writer(self, conversation: Conversation, hide_thinking: bool) -> AnswerWriter:
-        create_splitter = self.stack.plan_splitting(conversation.messages)
+        create_splitter = self.stack.plan_splitting(conversation.messages, **conversation.sampling)
         return AnswerWriter(create_splitter() if create_splitter else None, hide_thinking=hide_thinking)
 
 

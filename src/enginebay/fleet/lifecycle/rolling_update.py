@@ -190,9 +190,10 @@ class RollingUpdate:
                 was_awake = replica.worker is not None and replica.state is ReplicaState.AWAKE
                 await self._fleet.sleep_or_unload(ReplicaState.COLD, replica, for_update=True)
                 before.append((replica, replica.variant, was_awake))
-                variant = desired[replica.variant.name]
+                variant, list_lost_gpus = desired[replica.variant.name], self._fleet.memory_budget.list_lost_gpus
+                stays_lost = list_lost_gpus(replica.variant) and list_lost_gpus(variant)
                 self._fleet.apply_variant(replica, variant)
-                if was_awake and not self._fleet.memory_budget.list_lost_gpus(variant):
+                if was_awake and not stays_lost:
                     await self._load(replica)
         except BaseException:
             for replica, variant, was_awake in before:

@@ -206,6 +206,7 @@ class App:
 
     def _respond_error(self, request_context: RequestContext, error: EnginebayError) -> None:
         request_context.error = error.with_traceback(None)  # a traceback would make a reference cycle
+        error.__context__ = None  # so would that of the error it replaced
         form = request_context.error_form
         if request_context.background is not None:
             request_context.background.fail(error)

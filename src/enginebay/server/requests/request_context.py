@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from enginebay.contract import Sampling
 from enginebay.contract.engine_messages import Usage
-from enginebay.errors import EnginebayError
+from enginebay.errors import EnginebayError, Overloaded
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.auth.client_identity import identify_client
 from enginebay.server.encoding.error_responses import OPENAI_ERRORS, ErrorForm, make_refusal
@@ -179,7 +179,10 @@ class RequestContext:
         try:
             self.exchange.hold_bytes(self.prompt_bytes)
         except Refusal as refusal:
-            raise make_refusal(refusal.status, refusal.message, refusal.limit) from None
+            error = make_refusal(refusal.status, refusal.message, refusal.limit)
+            if isinstance(error, Overloaded):
+                error.of_model = False  # another engine has no more room for it
+            raise error from None
 
     async def run_in_thread_if_large(self, work: Callable[..., T], *args: Any) -> T:
         """Run work whose cost grows with the body: inline when the body is small, else in a thread."""

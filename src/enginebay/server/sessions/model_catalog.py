@@ -177,8 +177,7 @@ class VariantConnector:
             if session.reserved:  # what runs there holds slots until it ends; then only the suspect does
                 share = min(share, max(1, session.in_flight))
             slots += share
-            if not session.reserved or session.in_flight:
-                tokens += max(1, (facts.reservable_tokens or 0) // self._processes)
+            tokens += max(1, (facts.reservable_tokens or 0) // self._processes)
         reserves = all(session.client.facts.reservable_tokens is not None for session in self._sessions.values())
         self.queue.resize(slots, tokens if reserves else None)
 
@@ -199,7 +198,7 @@ class VariantConnector:
         """Wait until none of our requests runs on this replica."""
         while (session := self._sessions.get(address)) is not None and session.in_flight and session.is_live:
             await asyncio.sleep(_RESERVE_POLL_S)
-        self._apply_engine_limits(self._max_running)
+            self._apply_engine_limits(self._max_running)
 
     def end_reservation(self) -> None:
         self._set_reserved("")

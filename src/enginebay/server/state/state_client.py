@@ -102,49 +102,67 @@ class StateClient:
         added = _AddedResponse(owner, encode, asyncio.get_running_loop().create_future())
         self._added.append(added)
         if len(self._added) == 1:  # otherwise the thread has yet to come to those before it, and takes this one along
-            self._thread.submit(self._add_waiting)
+            try:
+                self._thread.submit(self._add_waiting)
+            except RuntimeError:
+                self._added.clear()
+                return "the server is stopping"
         return await added.stored
 
     def _add_waiting(self) -> None:
-        while batch := self._take_added():
-            outcome: list[tuple[asyncio.Future[str], str | Exception]] = []
-            encoded: list[tuple[asyncio.Future[str], str, NewResponse]] = []
-            for added in batch:
-                try:
-                    encoded.append((added.stored, added.owner, added.encode()))
-                except Exception as error:  # of this one alone
-                    outcome.append((added.stored, error))
+        """Store those that wait, but not more than one batch: other calls have their turn."""
+        outcome: list[tuple[asyncio.Future[str], str | Exception]] = []
+        encoded: list[tuple[asyncio.Future[str], str, NewResponse]] = []
+        for added in self._take_added():
             try:
-                reasons = self._add_batch([(owner, new) for _, owner, new in encoded])
-                outcome += [(stored, reason) for (stored, _, _), reason in zip(encoded, reasons, strict=True)]
-            except Exception as error:  # a defect: it keeps nobody waiting
-                outcome += [(stored, error) for stored, _, _ in encoded]
-            with suppress(RuntimeError):  # the server has stopped
-                batch[0].stored.get_loop().call_soon_threadsafe(_settle, outcome)
+                encoded.append((added.stored, added.owner, added.encode()))
+            except Exception as error:  # of this one alone
+                outcome.append((added.stored, error))
+        try:
+            reasons = self._add_batch([(owner, new) for _, owner, new in encoded])
+            outcome += [(stored, reason) for (stored, _, _), reason in zip(encoded, reasons, strict=True)]
+        except Exception as error:  # a defect: it keeps nobody waiting
+            outcome += [(stored, error) for stored, _, _ in encoded]
+        with suppress(RuntimeError):  # the server has stopped
+            if outcome:
+                outcome[0][0].get_loop().call_soon_threadsafe(_settle, outcome)
+            if self._added:
+                self._thread.submit(self._add_waiting)
 
-    def _take_added(self) -> list[_AddedResponse]:
+    def _take_added(self, count: int = _BATCH) -> list[_AddedResponse]:
         batch: list[_AddedResponse] = []
         with suppress(IndexError):
-            while len(batch) < _BATCH:
+            while len(batch) < count:
                 batch.append(self._added.popleft())
         return batch
 
     def _add_batch(self, responses: list[tuple[str, NewResponse]]) -> list[str]:
-        """Return for each why it was not stored."""
+        """Return for each why it was not stored. If not all fit into one transaction, each has its own."""
         first = [(owner, new) for owner, new in responses if new.starts_chain]
-        done = len(first) > 1 and not self._try(StateStore.add_first_responses, first)
-        return [
-            "" if done and new.starts_chain else self._try(StateStore.add_response, owner, new)
-            for owner, new in responses
-        ]
+        done, busy = False, ""
+        if len(first) > 1:
+            reason, is_busy = self._try(StateStore.add_first_responses, first)
+            done, busy = not reason, reason if is_busy else ""
+        reasons = []
+        for owner, new in responses:
+            reason = busy
+            if done and new.starts_chain:
+                reason = ""
+            elif not busy:
+                reason, is_busy = self._try(StateStore.add_response, owner, new)
+                busy = reason if is_busy else ""  # each further one would wait as long for the file
+            reasons.append(reason)
+        return reasons
 
-    def _try(self, method: Callable[Concatenate[StateStore, P], Any], *args: P.args, **kwargs: P.kwargs) -> str:
-        """In the thread: run a method that stores, and return why it did not."""
+    def _try(
+        self, method: Callable[Concatenate[StateStore, P], Any], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[str, bool]:
+        """In the thread: run a method that stores. Return why it did not, and whether because others use the file."""
         try:
             self._run(method, *args, **kwargs)
         except _REFUSALS as refusal:
-            return _name_reason(refusal)
-        return ""
+            return _name_reason(refusal), getattr(refusal.__cause__, "sqlite_errorname", "").startswith("SQLITE_BUSY")
+        return "", False
 
     async def write(self, method: Callable[Concatenate[StateStore, P], Any], *args: P.args, **kwargs: P.kwargs) -> str:
         """Run a method that stores. Return why it did not: empty if it did."""
@@ -193,6 +211,9 @@ class StateClient:
         """Wait for the calls that have begun."""
         self._is_closed = True
         self._thread.shutdown(wait=True, cancel_futures=True)
+        for added in self._take_added(_WAITING):
+            with suppress(RuntimeError):  # its event loop has ended
+                added.stored.get_loop().call_soon_threadsafe(added.stored.cancel)
         if self._store is not None:
             with suppress(sqlite3.Error):
                 self._store.close()

@@ -17,7 +17,7 @@ import pytest
 
 from enginebay.config.sections.server_section import StateLimits
 from enginebay.errors import ConfigError, StateUnavailable
-from enginebay.server.state import state_client
+from enginebay.server.state import state_client, state_schema
 from enginebay.server.state.state_client import StateClient, check_state_file
 from enginebay.server.state.state_store import StateStore
 from enginebay.server.state.stored_records import NewResponse, NotStored, StoredItem
@@ -124,6 +124,40 @@ async def test_one_response_of_a_batch_is_refused_alone(state: StateClient) -> N
     assert "cannot be used" in reasons[3], "its id is taken"
     assert await state.call(StateStore.get_response, "a", "resp_1") is not None
     assert await state.call(StateStore.get_response, "a", "resp_3") is None
+
+
+async def test_a_busy_file_keeps_a_batch_waiting_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_schema, "_BUSY_TIMEOUT_S", 0.2)
+    state = StateClient(tmp_path / "state", LIMITS)
+    await state.call(StateStore.count_used_bytes)
+    other = sqlite3.connect(tmp_path / "state" / "responses.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waits: list[str] = []
+    monkeypatch.setattr(StateStore, "add_response", lambda *_: waits.append("alone"))
+    began = time.monotonic()
+    reasons = await add_all(state, [NewResponse(f"resp_{n}", "completed", b"{}") for n in range(40)])
+    assert set(reasons[1:]) == {"the state file is busy"} and len(waits) <= 1
+    assert time.monotonic() - began < 4, "40 waits of 0.2 s"
+    other.execute("ROLLBACK")
+    other.close()
+    await asyncio.to_thread(state.close)
+
+
+async def test_nobody_waits_for_a_store_that_is_closed(tmp_path: Path) -> None:
+    state = StateClient(tmp_path / "state", LIMITS)
+    release = threading.Event()
+    blocked = asyncio.ensure_future(state.call(lambda _: release.wait(30)))
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(state.add_response("a", lambda: NEW))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(asyncio.to_thread(state.close))
+    await asyncio.sleep(0.05)
+    release.set()
+    await asyncio.gather(blocked, closing)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(waiting, 10)
+    for _ in range(2):
+        assert await asyncio.wait_for(state.add_response("a", lambda: NEW), 10) == "the server is stopping"
 
 
 async def test_an_encoder_that_fails_keeps_nobody_waiting(state: StateClient) -> None:

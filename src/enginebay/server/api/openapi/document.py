@@ -176,6 +176,8 @@ def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
         statuses |= {404, 503}
     if operation.body:
         statuses |= {415, 429, 503}
+    if route.limits_streams:
+        statuses |= {429}
     if route.scope == "admin":
         statuses |= {503}
     if operation.generates or operation.body in EMBEDDING_BODIES:
@@ -202,7 +204,7 @@ def _build_success(route: Route, operation: Operation) -> dict[str, Any]:
         names.append("x-enginebay-ignored")
     if operation.generates or operation.body in EMBEDDING_BODIES:
         names.append("x-enginebay-truncated")
-    if route.rate_limited:
+    if route.rate_limited or route.limits_streams:
         names += _RATE_LIMIT_HEADERS
     return {"description": operation.summary, "headers": _refer_headers(*names), "content": media}
 

@@ -112,8 +112,9 @@ def plan_token_ids(
     """
     if not is_wanted:
         return [], []
+    session = request_context.session
     prompts = [request.token_ids for request in requests if request.token_ids is not None]
-    if len(prompts) < len(requests):
+    if len(prompts) < len(requests) or (session is not None and session.client.spec.renders):
         request_context.ignored["return_token_ids"] = "a remote server has the token ids"
         return [], []
     collected: list[list[int]] = [[] for _ in choices]
