@@ -199,6 +199,7 @@ class VariantConnector:
         while (session := self._sessions.get(address)) is not None and session.in_flight and session.is_live:
             await asyncio.sleep(_RESERVE_POLL_S)
             self._apply_engine_limits(self._max_running)
+        self._apply_engine_limits(self._max_running)
 
     def end_reservation(self) -> None:
         self._set_reserved("")
