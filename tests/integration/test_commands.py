@@ -100,6 +100,8 @@ def test_a_thought_is_not_part_of_the_answer() -> None:
     assert (choice["text"], choice["reasoning"]) == ("Done.", "Let me see.")
     done = bay("chat", "toy", *THINKS, stdin="x\n")
     assert done.stdout == "Done.\n" and "Let me see." in done.stderr
+    bound = "<think>all of it</think> is bound"
+    assert bay("run", "toy", "x", *THINKS[:4], "--choice", bound).stdout == f"{bound}\n"
 
 
 @pytest.mark.slow

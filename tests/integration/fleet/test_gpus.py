@@ -185,6 +185,9 @@ def test_a_lost_gpu_does_not_keep_other_models_from_a_reload(tmp_path: Path, mon
         assert fleet.ask_text("free") and fleet.ask_text("new")
         rows = fleet.list_admin_models()
         assert "its GPU 0 does not respond" in rows["tied"]["last_failure"] and not rows["free"]["last_failure"]
+        write(tied=fake_model(gpus=[0], load="start"), free=fake_model(gpus=[0], load="start"), new=fake_model())
+        assert fleet.try_post_admin("reload").status_code >= 400, "a model that serves does not move to a lost GPU"
+        assert fleet.ask_text("free")
         gpus.write_text("2x80GiB")
         wait_until(lambda: fleet.ask("tied").status_code == 200, 30, "its return")
 
