@@ -40,7 +40,7 @@ from enginebay.server.telemetry.server_metrics import ServerMetrics
 from enginebay.server.telemetry.tracing import load_tracer
 
 _TOKENIZER_SLOTS = min(8, max(2, (os.cpu_count() or 2) // 2))  # large bodies that a process tokenizes at once
-_GC_THRESHOLDS = (10_000, 20, 50)  # Python: 700, 10, 10
+_GC_THRESHOLDS = (10_000, 20, 50)  # the defaults of Python 3.11: 700, 10, 10
 _WRITE_BUFFER_BYTES = 64 << 10  # beyond the kernel's buffer; a connection that exceeds it counts as congested
 
 
